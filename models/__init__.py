@@ -1,0 +1,1 @@
+"""The catalogue of models: one YAML file each, every number with its source."""

@@ -1,0 +1,235 @@
+"""A name or a path to a specification: models, clusters, accelerators, frameworks.
+
+A path is anything with a ``/`` or with the suffix .yaml, .yml or .json, and whatever exists and is
+no name of the catalogue; all else is a name of the catalogue that is installed with the program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from parallelsim.cluster import AcceleratorSpec, ClusterSpec
+from parallelsim.errors import SpecError, UnknownNameError
+from parallelsim.framework import FrameworkSpec
+from parallelsim.model import Block, Layer, ModelSpec
+from parallelsim.yaml_io import in_file, parse_yaml, read_json, read_yaml, shown
+
+_MODEL_FIELDS = ("hidden_size", "vocab_size", "max_seq_length", "tied_embeddings")
+_MLP_FIELDS = ("ffn_hidden_size",)
+_ATTENTION_FIELDS: Mapping[str, str] = {
+    "num_attention_heads": "num_heads",
+    "num_query_groups": "num_query_groups",
+    "head_dim": "head_dim",
+}
+OVERRIDES = ("num_layers", *_MODEL_FIELDS, *_MLP_FIELDS, *_ATTENTION_FIELDS)
+"""Keys of ``--set``. Those of a layer change every layer; num_layers needs a model of one block."""
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of the catalogue's models, sorted."""
+    return _names("parallelsim.models")
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Names of the catalogue's clusters, sorted."""
+    return _names("parallelsim.clusters")
+
+
+def accelerator_names() -> tuple[str, ...]:
+    """Names of the catalogue's accelerators, sorted."""
+    return _names("parallelsim.clusters", "accelerators")
+
+
+def framework_names() -> tuple[str, ...]:
+    """Names of the catalogue's frameworks, sorted."""
+    return _names("parallelsim.frameworks")
+
+
+def load_model(
+    name_or_path: str | os.PathLike[str],
+    overrides: Mapping[str, int | bool | str] | None = None,
+) -> ModelSpec:
+    """A model by catalogue name, YAML file, or Hugging Face ``config.json`` (or its folder).
+
+    Args:
+        name_or_path: a name of :func:`model_names`, or a path.
+        overrides: sizes to change, as ``--set num_layers=12`` gives them; see :data:`OVERRIDES`.
+
+    Raises:
+        UnknownNameError: no such name; the message has the nearest.
+        SpecError: the file or an override is wrong.
+        OutputError: the file cannot be read.
+    """
+    text = os.fspath(name_or_path)
+    if _is_path(text, model_names()):
+        model = _model_from_path(text)
+    else:
+        from parallelsim.schemas_model import model_from_document
+
+        model = model_from_document(*_catalogue_document("model", text, "parallelsim.models"))
+    return _overridden(model, overrides) if overrides else model
+
+
+def load_cluster(
+    name_or_path: str | os.PathLike[str],
+    num_gpus: int | None = None,
+    nic_gbit_per_s: float | None = None,
+) -> ClusterSpec:
+    """A cluster by catalogue name or YAML file.
+
+    Args:
+        name_or_path: a name of :func:`cluster_names`, or a path.
+        num_gpus: size of the cluster; the file's own where left out.
+        nic_gbit_per_s: NIC bandwidth of each GPU in Gbit/s, where no source states it.
+
+    Raises:
+        UnknownNameError, SpecError, OutputError: as for :func:`load_model`.
+    """
+    from parallelsim.schemas_cluster import cluster_from_document
+
+    data, file = _document("cluster", os.fspath(name_or_path), "parallelsim.clusters")
+    cluster = cluster_from_document(
+        data, file, load_accelerator=load_accelerator, nic_gbit_per_s=nic_gbit_per_s
+    )
+    return cluster if num_gpus is None else cluster.with_num_gpus(num_gpus)
+
+
+def load_accelerator(name: str) -> AcceleratorSpec:
+    """An accelerator by catalogue name.
+
+    Raises:
+        UnknownNameError: no such name.
+    """
+    from parallelsim.schemas_cluster import accelerator_from_document
+
+    data, file = _catalogue_document("accelerator", name, "parallelsim.clusters", "accelerators")
+    return accelerator_from_document(data, file)
+
+
+def load_framework(name_or_path: str | os.PathLike[str]) -> FrameworkSpec:
+    """A framework by catalogue name or YAML file.
+
+    Raises:
+        UnknownNameError, SpecError, OutputError: as for :func:`load_model`.
+    """
+    from parallelsim.schemas_framework import framework_from_document
+
+    data, file = _document("framework", os.fspath(name_or_path), "parallelsim.frameworks")
+    return framework_from_document(data, file)
+
+
+@cache
+def _names(package: str, folder: str = "") -> tuple[str, ...]:
+    from importlib.resources import files
+
+    root = files(package).joinpath(folder) if folder else files(package)
+    names = (entry.name for entry in root.iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def _catalogue_document(
+    kind: str, name: str, package: str, folder: str = ""
+) -> tuple[dict[str, Any], str]:
+    """The mapping of a catalogue file and the name to use for it in errors."""
+    from importlib.resources import files
+
+    known = _names(package, folder)
+    if name not in known:
+        raise UnknownNameError(kind, name[:200], known)
+    root = files(package).joinpath(folder) if folder else files(package)
+    file = f"{name}.yaml"
+    return parse_yaml(root.joinpath(file).read_text(encoding="utf-8"), file), file
+
+
+def _document(kind: str, text: str, package: str) -> tuple[dict[str, Any], str]:
+    if _is_path(text, _names(package)):
+        return read_yaml(text), text
+    return _catalogue_document(kind, text, package)
+
+
+def _is_path(text: str, names: tuple[str, ...]) -> bool:
+    if "/" in text or os.sep in text or text.endswith((".yaml", ".yml", ".json")):
+        return True
+    try:
+        return bool(text) and text not in names and os.path.exists(text)
+    except ValueError:
+        return False
+
+
+def _model_from_path(text: str) -> ModelSpec:
+    """A YAML model file, or a Hugging Face configuration named after the folder that holds it."""
+    config = os.path.join(text, "config.json") if os.path.isdir(text) else text
+    if config.endswith(".json"):
+        from parallelsim.huggingface import model_from_config
+
+        data = read_json(config)
+        folder, file = os.path.split(os.path.abspath(config))
+        name = os.path.basename(folder) if file == "config.json" else file.removesuffix(".json")
+        try:
+            return model_from_config(data, name if name and name.isprintable() else "model")
+        except SpecError as error:
+            raise in_file(error, config) from None
+    from parallelsim.schemas_model import model_from_document
+
+    return model_from_document(read_yaml(text), text)
+
+
+def _overridden(model: ModelSpec, overrides: Mapping[str, int | bool | str]) -> ModelSpec:
+    """The model with all overrides applied at once: only the result has to be consistent."""
+    values = {key: _override_value(key, value) for key, value in overrides.items()}
+    attention = {field: values[key] for key, field in _ATTENTION_FIELDS.items() if key in values}
+    mlp = {key: values[key] for key in _MLP_FIELDS if key in values}
+    changes = {key: values[key] for key in _MODEL_FIELDS if key in values}
+    blocks = tuple(
+        Block(block.repeat, tuple(_changed(layer, attention, mlp) for layer in block.layers))
+        for block in model.blocks
+    )
+    if "num_layers" in values:
+        blocks = (_resized_block(model, blocks, values["num_layers"]),)
+    if "max_seq_length" in values:
+        # A smaller bound also shortens the default training sequence.
+        changes["seq_length"] = min(model.seq_length, max(values["max_seq_length"], 0))
+    try:
+        return replace(model, blocks=blocks, **changes)
+    except SpecError as error:
+        raise SpecError(f"--set {error}", key=error.key) from None
+
+
+def _override_value(key: str, value: object) -> Any:
+    if key not in OVERRIDES:
+        raise SpecError(f"--set {shown(key)}: unknown; the known keys are {', '.join(OVERRIDES)}")
+    text = str(value).lower() if isinstance(value, str | bool) else value
+    if key == "tied_embeddings":
+        if text not in ("true", "false"):
+            raise SpecError(f"expected true or false, got {shown(value)}", key=f"--set {key}")
+        return text == "true"
+    if isinstance(text, str) and re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    if isinstance(text, int) and 0 <= text < 10**18:
+        return text
+    raise SpecError(f"expected a whole number, got {shown(value)}", key=f"--set {key}")
+
+
+def _resized_block(model: ModelSpec, blocks: tuple[Block, ...], num_layers: int) -> Block:
+    key = "--set num_layers"
+    if len(blocks) > 1:
+        message = f"{model.name} has {len(blocks)} kinds of blocks; write a model file instead"
+        raise SpecError(message, key=key)
+    layers = blocks[0].layers
+    if num_layers < 1 or num_layers % len(layers):
+        message = (
+            f"{model.name} repeats {len(layers)} layers; expected a multiple, got {num_layers}"
+        )
+        raise SpecError(message, key=key)
+    return Block(num_layers // len(layers), layers)
+
+
+def _changed(layer: Layer, attention: dict[str, Any], mlp: dict[str, Any]) -> Layer:
+    return replace(
+        layer, attention=replace(layer.attention, **attention), mlp=replace(layer.mlp, **mlp)
+    )

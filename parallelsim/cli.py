@@ -1,0 +1,116 @@
+"""The program: every command, and the one place where errors become messages and exit codes.
+
+Exit codes: 0 answered (an infeasible ``simulate`` is an answer), 1 a stated problem, 2 wrong usage,
+3 no feasible plan, 130 interrupted. Data go to stdout, notes and errors to stderr. A reader that
+closes the pipe ends the program quietly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from parallelsim.cli_catalog import clusters, frameworks, models
+from parallelsim.cli_plan import fit, plan
+from parallelsim.cli_simulate import compare, export, simulate
+from parallelsim.errors import ParallelSimError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Program(click.Group):
+    """The command group with parallelsim's exit codes and one-line errors."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run the command line and exit; never a traceback for bad input."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError):
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        sys.exit(self._exit_code(args, complete_var, **extra))
+
+    def _exit_code(self, args: Sequence[str] | None, complete_var: str | None, **extra: Any) -> int:
+        try:
+            code = super().main(args, "parallelsim", complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except click.UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
+                click.echo(error.format_message(), err=True)
+                return EXIT_USAGE
+            context = error.ctx.command_path if error.ctx else "parallelsim"
+            return _fail(f"{error.format_message()} (see '{context} --help')", EXIT_USAGE)
+        except click.ClickException as error:
+            return _fail(error.format_message(), error.exit_code)
+        except ParallelSimError as error:
+            return _fail(str(error), error.exit_code)
+        except (KeyboardInterrupt, click.Abort):
+            return _fail("interrupted", EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            _silence_stdout()
+            return 0
+        except OSError as error:
+            _silence_stdout()
+            return _fail(f"cannot write the output: {error.strerror or error}", 1)
+        except MemoryError:
+            return _fail("out of memory on this machine; ask for less with --limit or --top", 1)
+        except RecursionError:
+            return _fail("the input is nested too deeply", 1)
+        return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, exit_code: int) -> int:
+    """Say what is wrong in one printable line."""
+    line = " ".join(message.split())
+    line = line if line.isprintable() else line.encode("unicode_escape").decode("ascii")
+    with contextlib.suppress(OSError):
+        click.echo(f"parallelsim: error: {line}", err=True)
+    return exit_code
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of failing again."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_version(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from importlib.metadata import version  # slow: only when asked
+
+        click.echo(f"parallelsim {version('parallelsim')}")
+        context.exit()
+
+
+@click.group(cls=Program, context_settings=_CONTEXT)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
+def main() -> None:
+    """Find the fastest way to train a model on a cluster, and the flags that launch it.
+
+    Start with: parallelsim plan --model llama3-70b --gpus 256
+    """
+
+
+for _command in (plan, simulate, fit, compare, export, models, clusters, frameworks):
+    main.add_command(_command)

@@ -1,0 +1,61 @@
+"""``parallelsim models``, ``clusters`` and ``frameworks``: what the catalogue holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+
+@click.command(epilog="Example: parallelsim models llama3-70b")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+def models(name: str | None, as_json: bool) -> None:
+    """List the models, or show one with its sources. NAME may be a file."""
+    from parallelsim import catalog
+    from parallelsim.report import specs
+
+    _show(name, as_json, catalog.model_names(), catalog.load_model, specs.MODEL_VIEW)
+
+
+@click.command(epilog="Example: parallelsim clusters gb200-nvl72")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+def clusters(name: str | None, as_json: bool) -> None:
+    """List the clusters, or show one with its sources. NAME may be a file."""
+    from parallelsim import catalog
+    from parallelsim.report import specs
+
+    _show(name, as_json, catalog.cluster_names(), catalog.load_cluster, specs.CLUSTER_VIEW)
+
+
+@click.command(epilog="Example: parallelsim frameworks megatron-core")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+def frameworks(name: str | None, as_json: bool) -> None:
+    """List the training software, or show one with its sources. NAME may be a file."""
+    from parallelsim import catalog
+    from parallelsim.report import specs
+
+    _show(name, as_json, catalog.framework_names(), catalog.load_framework, specs.FRAMEWORK_VIEW)
+
+
+def _show(
+    name: str | None, as_json: bool, names: tuple[str, ...], load: Callable[[str], Any], view: Any
+) -> None:
+    from dataclasses import asdict
+
+    from parallelsim.report.documents import json_text
+    from parallelsim.report.tables import print_table
+
+    if as_json:
+        specs: list[Mapping[str, Any]] = [
+            asdict(load(each)) for each in ((name,) if name else names)
+        ]
+        click.echo(json_text(specs[0] if name else {view.kind + "s": specs}))
+    elif name:
+        click.echo("\n".join(view.details(name, load(name))))
+    else:
+        print_table(view.columns, [view.row(load(each)) for each in names])
+        click.echo(f"\n'parallelsim {view.kind}s NAME' shows one with its sources.", err=True)

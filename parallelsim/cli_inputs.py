@@ -1,0 +1,255 @@
+"""From options to specifications: loads what is named, fills in the defaults and says which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from parallelsim.cli_options import SearchOptions, SpecOptions
+from parallelsim.cli_values import Value
+from parallelsim.cluster import ClusterSpec
+from parallelsim.errors import PlanError, SpecError
+from parallelsim.framework import FrameworkSpec
+from parallelsim.model import ModelSpec
+from parallelsim.plan import PRECISIONS
+from parallelsim.units import format_count
+
+if TYPE_CHECKING:
+    from parallelsim.fit import Task
+    from parallelsim.planfile import PlanDocument, RankedPlan
+    from parallelsim.search.result import SearchResult
+    from parallelsim.simulate import Simulation
+
+DEFAULT_CLUSTER = "hgx-h100"
+DEFAULT_FRAMEWORK = "megatron-core"
+DOCUMENT_RESULTS = (
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "peak_memory_bytes",
+    "memory_use_frac",
+    "p_fits",
+)
+"""Results that a plan file keeps beside each plan."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is trained where, with every default filled in."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+    global_batch_size: int
+    precision: str
+    options: SpecOptions
+    """As given, names and paths with their defaults."""
+    notes: tuple[str, ...] = ()
+    """What was filled in by a rule rather than given."""
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens of a sequence."""
+        return self.model.seq_length
+
+    def head(self) -> dict[str, Any]:
+        """The inputs as JSON documents state them."""
+        return {
+            "model": self.model.name,
+            "overrides": dict(self.options.overrides),
+            "cluster": self.cluster.name,
+            "framework": self.framework.name,
+            "num_gpus": self.cluster.num_gpus,
+            "global_batch_size": self.global_batch_size,
+            "seq_length": self.seq_length,
+            "precision": self.precision,
+        }
+
+    def document(self, *ranked: Simulation) -> PlanDocument:
+        """A document of all plans, ranked through: safe ones first, then tight ones."""
+        from parallelsim import planfile
+
+        entries: list[RankedPlan] = []
+        for simulation in ranked:
+            for index, plan in enumerate(simulation.plans):
+                row = simulation.row(index)
+                results = {name: row[name] for name in DOCUMENT_RESULTS}
+                entries.append(planfile.RankedPlan(len(entries) + 1, plan, row["zone"], results))
+        options = self.options
+        return planfile.PlanDocument(
+            plans=tuple(entries),
+            model=options.model,
+            overrides=options.overrides,
+            cluster=options.cluster,
+            num_gpus=self.cluster.num_gpus,
+            nic_gbit_per_s=options.nic_gbit_per_s,
+            framework=options.framework,
+            global_batch_size=self.global_batch_size,
+            seq_length=self.seq_length,
+            precision=self.precision,
+        )
+
+
+def load_inputs(options: SpecOptions, num_gpus: int, *, any_precision: bool = False) -> Inputs:
+    """Load the specifications and settle batch, sequence and precision.
+
+    With ``any_precision`` one that cannot run is let through: the rules answer it.
+
+    Raises:
+        ParallelSimError: whatever is wrong with them.
+    """
+    from parallelsim.fit import default_global_batch_size
+
+    model, cluster, framework, precision = load_specs(
+        options, num_gpus, any_precision=any_precision
+    )
+    notes = []
+    batch = options.global_batch_size
+    if batch is None:
+        batch = default_global_batch_size(model, num_gpus)
+        tokens = format_count(model.default_global_batch_tokens)
+        notes.append(
+            f"batch of {batch} sequences: the model's own {tokens} tokens (--global-batch-size)"
+        )
+    if options.seq_length is None:
+        notes.append(f"sequences of {model.seq_length} tokens, the model's own (--seq-length)")
+    return Inputs(model, cluster, framework, batch, precision, with_defaults(options), tuple(notes))
+
+
+def with_defaults(options: SpecOptions) -> SpecOptions:
+    """The options with the default cluster and framework named."""
+    return replace(
+        options,
+        cluster=options.cluster or DEFAULT_CLUSTER,
+        framework=options.framework or DEFAULT_FRAMEWORK,
+    )
+
+
+def load_specs(
+    options: SpecOptions, num_gpus: int | None, *, any_precision: bool = False
+) -> tuple[ModelSpec, ClusterSpec, FrameworkSpec, str]:
+    """Model at its sequence length, cluster, framework and precision."""
+    from parallelsim.catalog import load_cluster, load_framework, load_model
+
+    if not options.model:
+        raise click.UsageError("Missing option '--model'; 'parallelsim models' lists the names.")
+    model = load_model(options.model, overrides=options.overrides)
+    seq_length = options.seq_length or model.seq_length
+    if seq_length < 1:
+        raise SpecError(f"{model.name} states no sequence length for training; give --seq-length")
+    model = model.with_seq_length(seq_length)
+    cluster = load_cluster(
+        options.cluster or DEFAULT_CLUSTER, num_gpus=num_gpus, nic_gbit_per_s=options.nic_gbit_per_s
+    )
+    framework = load_framework(options.framework or DEFAULT_FRAMEWORK)
+    if any_precision and options.precision in PRECISIONS:
+        return model, cluster, framework, options.precision
+    return model, cluster, framework, _precision(options.precision, cluster, framework)
+
+
+def _precision(given: str | None, cluster: ClusterSpec, framework: FrameworkSpec) -> str:
+    """The given precision, else the first of bf16 and fp16 that GPU and software both run."""
+    hardware, software = cluster.accelerator.precisions, framework.capabilities.precisions
+    both = [name for name in software if name in hardware]
+    if given is not None:
+        if given not in both:
+            who = cluster.accelerator.name if given not in hardware else framework.name
+            raise SpecError(
+                f"{who} does not train in {given}; use {', '.join(both) or 'other software'}"
+            )
+        return given
+    for name in ("bf16", "fp16", *both):
+        if name in both:
+            return name
+    raise SpecError(f"{framework.name} and {cluster.accelerator.name} have no precision in common")
+
+
+def search_values(
+    search: SearchOptions, num_gpus: int, global_batch_size: int, num_layers: int
+) -> tuple[dict[str, Value], dict[str, tuple[Value, ...]]]:
+    """``fixed`` and ``limits`` for a search space: ranges cut to what the problem can use.
+
+    Raises:
+        PlanError: fixed degrees that do not divide the GPUs or the batch.
+    """
+    _check_fixed(search.fixed, num_gpus, global_batch_size)
+    largest = max(num_gpus, global_batch_size, num_layers)
+    limits: dict[str, tuple[Value, ...]] = {}
+    for name, values in search.limits.items():
+        if isinstance(values, range):
+            values = range(values.start, min(values.stop, largest + 1))
+            if not values:
+                raise PlanError(
+                    f"--limit {name}={values.start}..: nothing of this size exceeds {largest}"
+                )
+        limits[name] = tuple(values)
+    return dict(search.fixed), limits
+
+
+def _check_fixed(fixed: Mapping[str, Value], num_gpus: int, global_batch_size: int) -> None:
+    degrees = {name: int(fixed[name]) for name in ("tp", "cp", "pp", "dp") if name in fixed}
+    if degrees and num_gpus % prod(degrees.values()):
+        words = " x ".join(f"{name}={value}" for name, value in degrees.items())
+        divisors = [d for d in range(1, min(num_gpus, 4096) + 1) if num_gpus % d == 0]
+        some = ", ".join(str(d) for d in divisors[:12]) + (", ..." if len(divisors) > 12 else "")
+        raise PlanError(f"--fix: {words} does not divide {num_gpus} GPUs; divisors are {some}")
+    batch = {name: int(fixed[name]) for name in ("dp", "micro_batch_size") if name in fixed}
+    if batch and global_batch_size % prod(batch.values()):
+        words = " x ".join(f"{name}={value}" for name, value in batch.items())
+        raise PlanError(
+            f"--fix: {words} does not divide the global batch of {global_batch_size} sequences"
+        )
+
+
+def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
+    """The ranked plans for the inputs."""
+    from parallelsim.search.grid import grid_search
+    from parallelsim.search.space import SearchSpace
+
+    fixed, limits = search_values(
+        search, inputs.cluster.num_gpus, inputs.global_batch_size, inputs.model.num_layers
+    )
+    space = SearchSpace(
+        inputs.model,
+        inputs.cluster,
+        inputs.framework,
+        inputs.global_batch_size,
+        precision=inputs.precision,
+        fixed=fixed,
+        limits=limits,
+    )
+    return grid_search(space, top_k=top, memory_limit=search.memory_limit)
+
+
+def fit_task(options: SpecOptions, search: SearchOptions) -> Task:
+    """What ``fit`` varies, from the same options; fixed values are not checked against a size."""
+    from parallelsim.fit import MAX_GPUS, Task
+
+    model, cluster, framework, precision = load_specs(options, None)
+    largest = max(MAX_GPUS, model.num_layers)
+    limits = {
+        name: tuple(range(v.start, min(v.stop, largest + 1))) if isinstance(v, range) else v
+        for name, v in search.limits.items()
+    }
+    return Task(
+        model,
+        cluster,
+        framework,
+        options.global_batch_size,
+        precision,
+        dict(search.fixed),
+        limits,
+        search.memory_limit,
+    )
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """A path as it can be typed again in a shell."""
+    import shlex
+
+    return shlex.quote(os.fspath(path))

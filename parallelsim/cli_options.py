@@ -1,0 +1,255 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any
+
+import click
+
+from parallelsim.cli_values import (
+    OWN_OPTIONS,
+    PLAN_FIELD_KINDS,
+    Value,
+    Values,
+    fixed_values,
+    limited_values,
+    number_up_to,
+    sequence_length,
+    settings,
+    unique,
+    whole_number,
+)
+from parallelsim.errors import PlanError
+from parallelsim.plan import CHOICES, PRECISIONS
+
+MAX_GPUS = 2**20
+MAX_BATCH = 2**24
+
+SEARCHERS = ("grid",)
+"""Values of ``--searcher``."""
+
+
+def merged(parts: tuple[dict[str, Any], ...], option: str) -> dict[str, Any]:
+    """The assignments of an option that was given several times.
+
+    Raises:
+        click.UsageError: one field twice.
+    """
+    try:
+        return unique(pair for part in parts for pair in part.items())
+    except PlanError as error:
+        raise click.UsageError(f"{option}: {error}") from None
+
+
+@dataclass(frozen=True)
+class SpecOptions:
+    """What is trained where: options for the model, the cluster, the software and the batch."""
+
+    model: str | None
+    num_gpus: int | None
+    cluster: str | None
+    nic_gbit_per_s: float | None
+    framework: str | None
+    global_batch_size: int | None
+    seq_length: int | None
+    precision: str | None
+    overrides: dict[str, Value]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What the search may choose from."""
+
+    fixed: dict[str, Value]
+    limits: dict[str, Values]
+    memory_limit: float
+    searcher: str
+
+
+Command = Callable[..., Any]
+
+
+def spec_options(command: Command) -> Command:
+    """Add the options of :class:`SpecOptions`; the command receives them as ``spec``."""
+
+    @wraps(command)
+    def with_spec(*args: Any, set_: tuple[dict[str, Value], ...], **options: Any) -> Any:
+        own = {f.name: options.pop(f.name) for f in fields(SpecOptions) if f.name != "overrides"}
+        return command(*args, spec=SpecOptions(**own, overrides=merged(set_, "--set")), **options)
+
+    for option in reversed(
+        (
+            click.option(
+                "--model",
+                "-m",
+                metavar="M",
+                help="Catalogue name, YAML file, Hugging Face config.json or its folder.",
+            ),
+            click.option(
+                "--gpus",
+                "-n",
+                "num_gpus",
+                type=whole_number(0, MAX_GPUS),
+                metavar="N",
+                help="Number of GPUs.",
+            ),
+            click.option(
+                "--cluster",
+                "-c",
+                metavar="C",
+                help="Catalogue name or YAML file.  [default: hgx-h100]",
+            ),
+            click.option(
+                "--nic-gbit-per-s",
+                type=number_up_to(1e6),
+                metavar="X",
+                help="Network bandwidth per GPU, one way, where the cluster's file states none.",
+            ),
+            click.option(
+                "--framework",
+                "-f",
+                metavar="F",
+                help="Training software: name or YAML file.  [default: megatron-core]",
+            ),
+            click.option(
+                "--global-batch-size",
+                "-b",
+                type=whole_number(1, MAX_BATCH),
+                metavar="N",
+                help="Sequences of one optimizer step.  [default: the model's own]",
+            ),
+            click.option(
+                "--seq-length",
+                "-s",
+                type=sequence_length,
+                metavar="TOKENS",
+                help="Tokens of a sequence, as 8192 or 8k.  [default: the model's own]",
+            ),
+            click.option(
+                "--precision",
+                type=click.Choice(PRECISIONS),
+                help="Number format of the GEMMs.  [default: bf16, or fp16 where there is no bf16]",
+            ),
+            click.option(
+                "--set",
+                "set_",
+                type=settings,
+                metavar="FIELD=VALUE,...",
+                multiple=True,
+                help="Change the model, as num_layers=12. Repeatable.",
+            ),
+        )
+    ):
+        with_spec = option(with_spec)
+    return with_spec
+
+
+def search_options(command: Command) -> Command:
+    """Add the options of :class:`SearchOptions`; the command receives them as ``search``."""
+
+    @wraps(command)
+    def with_search(
+        *args: Any,
+        fix: tuple[Any, ...],
+        limit: tuple[Any, ...],
+        memory_limit: float,
+        searcher: str,
+        **options: Any,
+    ) -> Any:
+        fixed, limits = merged(fix, "--fix"), merged(limit, "--limit")
+        for name in sorted(set(fixed) & set(limits)):
+            raise click.UsageError(f"{name} is in --fix and in --limit; give it once")
+        search = SearchOptions(fixed, limits, memory_limit, searcher)
+        return command(*args, search=search, **options)
+
+    for option in reversed(
+        (
+            click.option(
+                "--fix",
+                type=fixed_values,
+                metavar="FIELD=VALUE,...",
+                multiple=True,
+                help="Plan fields with one value, as tp=8,pp=4. Repeatable.",
+            ),
+            click.option(
+                "--limit",
+                type=limited_values,
+                metavar="FIELD=VALUES,...",
+                multiple=True,
+                help="Plan fields with some values, as cp=1..4 or 'tp=1|2|4'. Repeatable.",
+            ),
+            click.option(
+                "--memory-limit",
+                type=number_up_to(1.05),
+                metavar="X",
+                default=0.8,
+                show_default=True,
+                help="Share of a GPU's memory up to which a plan counts as safe.",
+            ),
+            click.option(
+                "--searcher",
+                type=click.Choice(SEARCHERS),
+                default="grid",
+                show_default=True,
+                help="grid tries every plan.",
+            ),
+        )
+    ):
+        with_search = option(with_search)
+    return with_search
+
+
+def plan_options(command: Command) -> Command:
+    """Add one option for each field of a plan; those given arrive as ``plan_fields``."""
+
+    @wraps(command)
+    def with_plan(*args: Any, **options: Any) -> Any:
+        names = [name for name in PLAN_FIELD_KINDS if name not in OWN_OPTIONS]
+        given = {name: options.pop(name) for name in names if name != "recompute_num_layers"}
+        return command(
+            *args, plan_fields={k: v for k, v in given.items() if v is not None}, **options
+        )
+
+    for name, kind in reversed(list(PLAN_FIELD_KINDS.items())):
+        if name in OWN_OPTIONS or name == "recompute_num_layers":
+            continue
+        flag = "--" + name.replace("_", "-")
+        if kind == "bool":
+            add = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=_PLAN_HELP[name])
+        elif kind == "int":
+            add = click.option(
+                flag, type=whole_number(0, 2**31), metavar="N", help=_PLAN_HELP[name]
+            )
+        elif name == "recompute":
+            add = click.option(flag, metavar="R", help=_PLAN_HELP[name])
+        else:
+            add = click.option(flag, type=click.Choice(CHOICES[name]), help=_PLAN_HELP[name])
+        with_plan = add(with_plan)
+    return with_plan
+
+
+_PLAN_HELP: Mapping[str, str] = {
+    "tp": "Tensor-parallel ranks.",
+    "cp": "Context-parallel ranks.",
+    "pp": "Pipeline stages.",
+    "vpp": "Virtual stages of each pipeline rank.",
+    "dp": "Data-parallel replicas.  [default: what is left of the GPUs]",
+    "micro_batch_size": "Sequences of one micro-batch.",
+    "schedule": "Pipeline schedule.  [default: follows from pp and vpp]",
+    "layout": "How layers are cut into stages.",
+    "first_stage_layers": "Layers of the first stage, with layout first-last.",
+    "last_stage_layers": "Layers of the last stage, with layout first-last.",
+    "sequence_parallel": "Shard norms and activations between tensor-parallel regions.",
+    "zero": "0: all replicated; 1: optimizer sharded; 2: gradients too; 3: parameters too.",
+    "recompute": "none, selective, full, or full:N (N layers of each virtual stage).",
+    "grad_dtype": "Format in which gradients are accumulated and reduced.",
+    "cp_comm_type": "Context-parallel communication.",
+    "tp_comm_overlap": "Overlap tensor-parallel collectives with GEMMs (user buffers).",
+    "overlap_grad_reduce": "Reduce gradients while the backward pass runs.",
+    "overlap_param_gather": "Gather parameters while the forward pass runs.",
+    "cross_entropy_fusion": "Fused cross-entropy.",
+    "cuda_graphs": "Launch layers as CUDA graphs.",
+}

@@ -1,0 +1,275 @@
+"""``parallelsim simulate``, ``compare`` and ``export``: what is known of given plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from parallelsim.cli_inputs import Inputs, load_specs, shown_path, with_defaults
+from parallelsim.cli_options import (
+    SpecOptions,
+    plan_options,
+    spec_options,
+)
+from parallelsim.cli_values import Value, number_up_to, whole_number
+from parallelsim.errors import PlanError, SpecError
+from parallelsim.plan import Plan
+
+if TYPE_CHECKING:
+    from parallelsim.planfile import PlanDocument
+
+_DEGREES = ("tp", "cp", "pp")
+
+
+@click.command(
+    epilog="Example: parallelsim simulate --model llama3-70b --gpus 256 --tp 4 --pp 8 --vpp 5"
+)
+@spec_options
+@click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE",
+    help="A plan, or plans that 'plan --output' wrote; other options change what it states.",
+)
+@click.option(
+    "--rank",
+    type=whole_number(1, 10_000),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Which plan of the file.",
+)
+@plan_options
+@click.option(
+    "--memory-limit",
+    type=number_up_to(1.05),
+    metavar="X",
+    default=0.8,
+    show_default=True,
+    help="Share of a GPU's memory up to which a plan counts as safe.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+def simulate(
+    spec: SpecOptions,
+    plan_file: str | None,
+    rank: int,
+    plan_fields: dict[str, Value],
+    memory_limit: float,
+    as_json: bool,
+) -> None:
+    """Predict the step time and the memory of one plan, term by term.
+
+    Fields that are left out have the plan's defaults (degree 1, switches off), and dp what is left
+    of the GPUs; the answer prints all of them. A plan that breaks a rule or does not fit is
+    answered too.
+    """
+    from parallelsim.simulate import simulate as simulated
+
+    inputs, one = _one_plan(spec, plan_file, rank, plan_fields)
+    simulation = simulated(inputs.model, inputs.cluster, inputs.framework, one, memory_limit)
+    if as_json:
+        from parallelsim.report.documents import json_text, simulate_document
+
+        click.echo(json_text(simulate_document(inputs.head(), simulation)))
+        return
+    from parallelsim.report import plans as report
+    from parallelsim.report import single
+    from parallelsim.rules import explain
+
+    for note in inputs.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo("\n".join(report.header(inputs, memory_limit)))
+    single.print_simulation(
+        simulation, explain(inputs.model, inputs.cluster, inputs.framework, one)
+    )
+
+
+def _one_plan(
+    spec: SpecOptions, plan_file: str | None, rank: int, changes: Mapping[str, Value]
+) -> tuple[Inputs, Plan]:
+    """The plan that file and options describe together, and its inputs."""
+    stated: dict[str, Any] = {}
+    resized = spec.num_gpus is not None or bool(changes.keys() & set(_DEGREES))
+    if plan_file is not None:
+        from parallelsim.planfile import read_document
+
+        document = read_document(plan_file)
+        entry = document.with_rank(rank, plan_file)
+        spec = _merged(spec, document)
+        stated = {
+            name: value for name, value in entry.plan.to_dict().items() if name in entry.stated
+        }
+    fields = {**stated, **changes}
+    if changes.keys() & {"pp", "vpp"} and "schedule" not in changes:
+        fields.pop("schedule", None)  # follows from pp and vpp again
+    if resized and "dp" not in changes:
+        fields.pop("dp", None)  # is what is left of the GPUs again
+    num_gpus = _num_gpus(spec, fields)
+    spec = replace(
+        spec,
+        global_batch_size=spec.global_batch_size or fields.get("global_batch_size"),
+        precision=spec.precision or fields.get("precision"),
+    )
+    from parallelsim.cli_inputs import load_inputs
+
+    inputs = load_inputs(spec, num_gpus, any_precision=True)
+    fields |= {"global_batch_size": inputs.global_batch_size, "precision": inputs.precision}
+    return inputs, Plan.from_dict(fields)
+
+
+def _num_gpus(spec: SpecOptions, fields: dict[str, Any]) -> int:
+    """The size of the cluster; fills in ``dp`` where it is left out."""
+    used = 1
+    for name in _DEGREES:
+        Plan.from_dict({name: fields.get(name, 1)})
+        used *= int(fields.get(name, 1))
+    if "dp" not in fields:
+        num_gpus = spec.num_gpus or used
+        if num_gpus % used:
+            raise PlanError(
+                f"tp x cp x pp = {used} does not divide {num_gpus} GPUs; change one or give --dp"
+            )
+        fields["dp"] = num_gpus // used
+    return used * int(fields["dp"]) if spec.num_gpus is None else spec.num_gpus
+
+
+def _merged(spec: SpecOptions, document: PlanDocument) -> SpecOptions:
+    """The options, and where one is not given what the file states."""
+    return SpecOptions(
+        model=spec.model or document.model,
+        num_gpus=document.num_gpus if spec.num_gpus is None else spec.num_gpus,
+        cluster=spec.cluster or document.cluster,
+        nic_gbit_per_s=spec.nic_gbit_per_s or document.nic_gbit_per_s,
+        framework=spec.framework or document.framework,
+        global_batch_size=spec.global_batch_size,
+        seq_length=spec.seq_length or document.seq_length,
+        precision=spec.precision,
+        overrides={**document.overrides, **spec.overrides},
+    )
+
+
+def _document_inputs(document: PlanDocument, file: str) -> Inputs:
+    """The inputs that a document names for all its plans."""
+    if document.model is None:
+        raise SpecError(
+            "a bare plan; this command needs a file that 'parallelsim plan --output' wrote",
+            file=file,
+        )
+    empty = SpecOptions(*(None,) * 8, overrides={})
+    options = with_defaults(
+        replace(
+            _merged(empty, document),
+            global_batch_size=document.global_batch_size,
+            precision=document.precision,
+        )
+    )
+    model, cluster, framework, precision = load_specs(
+        options, document.num_gpus, any_precision=True
+    )
+    return Inputs(model, cluster, framework, document.global_batch_size or 1, precision, options)
+
+
+@click.command(epilog="Example: parallelsim compare plans.yaml --top 3")
+@click.argument("file")
+@click.option(
+    "--top",
+    "-k",
+    type=whole_number(2, 1000),
+    metavar="N",
+    default=2,
+    show_default=True,
+    help="Plans to compare.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+def compare(file: str, top: int, as_json: bool) -> None:
+    """Show plans side by side, term by term, and why the first wins.
+
+    FILE is what 'parallelsim plan --output FILE' wrote.
+    """
+    from parallelsim.compare import compare as compared
+    from parallelsim.planfile import read_document
+    from parallelsim.simulate import simulate as simulated
+
+    document = read_document(file)
+    inputs = _document_inputs(document, file)
+    entries = document.plans[:top]
+    if len(entries) < 2:
+        raise PlanError(
+            f"{file}: needs two plans to compare, has {len(entries)}; plan with --top 2 or more"
+        )
+    simulation = simulated(
+        inputs.model, inputs.cluster, inputs.framework, [entry.plan for entry in entries]
+    )
+    comparison = compared(simulation, [entry.rank for entry in entries])
+    if as_json:
+        from parallelsim.report.documents import compare_document, json_text
+
+        click.echo(json_text(compare_document(inputs.head(), simulation, comparison)))
+        return
+    from parallelsim.report import plans as report
+    from parallelsim.report import single
+
+    click.echo("\n".join(report.header(inputs, simulation.memory_limit)) + "\n")
+    single.print_comparison(simulation, comparison)
+
+
+@click.command(
+    epilog="Example: parallelsim export plans.yaml --rank 1 --to megatron --output run.sh"
+)
+@click.argument("file")
+@click.option(
+    "--rank",
+    type=whole_number(1, 10_000),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Which plan of the file.",
+)
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="TARGET",
+    help="The software that will run it: megatron.",
+)
+@click.option("--target-version", metavar="V", help="Its version.  [default: the newest known]")
+@click.option("--output", "-o", metavar="PATH", help="Where to write it.  [default: stdout]")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def export(
+    file: str, rank: int, target: str, target_version: str | None, output: str | None, force: bool
+) -> None:
+    """Write a plan as a complete launch script.
+
+    FILE is what 'parallelsim plan --output FILE' wrote.
+    """
+    from parallelsim.exporters import EXPORTERS
+    from parallelsim.planfile import check_writable, read_document, write_text
+    from parallelsim.simulate import ZONES
+    from parallelsim.simulate import simulate as simulated
+
+    if target not in EXPORTERS:
+        raise click.UsageError(
+            f"--to: unknown target {target[:60]!r}; there are {', '.join(sorted(EXPORTERS))}"
+        )
+    if output not in (None, "-"):
+        check_writable(str(output), force=force)
+    document = read_document(file)
+    inputs = _document_inputs(document, file)
+    plan = document.with_rank(rank, file).plan
+    options = {} if target_version is None else {"version": target_version}
+    script = EXPORTERS[target](inputs.model, inputs.cluster, inputs.framework, plan, **options)
+    simulation = simulated(inputs.model, inputs.cluster, inputs.framework, plan)
+    zone = ZONES[int(simulation.zone[0])]
+    if zone != "safe":
+        use = float(simulation.memory_use_frac[0])
+        click.echo(
+            f"note: this plan is {zone}: it needs {use:.0%} of memory as predicted", err=True
+        )
+    if output in (None, "-"):
+        click.echo(script, nl=False)
+        return
+    write_text(str(output), script, force=force, executable=True)
+    click.echo(f"wrote {shown_path(str(output))}", err=True)

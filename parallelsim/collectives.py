@@ -1,0 +1,147 @@
+"""Collectives into seconds: measured curves inside the innermost tier, rail-aligned rings across tiers.
+
+A group of n ranks is placed by its stride: ranks order tp, cp, dp, pp, innermost first, so tp has stride
+1, cp stride tp, the data-parallel group (dp * cp ranks) stride tp. ``bytes`` are always those of the whole
+tensor: what every rank holds after an all-gather or before a reduce-scatter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from parallelsim.cluster import COLLECTIVES, ClusterSpec, CollectiveFit
+from parallelsim.operators import FloatArray, IntArray
+
+TREE_STEPS_PER_LEVEL = 6.0
+"""Latency steps of a tree all-reduce for each doubling of the nodes, up and down (EQUATIONS_TIME A10)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Where the ranks of a group sit; float64 arrays of one shape."""
+
+    num_ranks: FloatArray
+    per_tier: tuple[FloatArray, ...]
+    """Ranks inside one instance of each tier, innermost first; the last holds all."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Curve:
+    """The two lines at every number of ranks from 0 to the domain's size."""
+
+    a1_s: FloatArray
+    per_byte1: FloatArray
+    a2_s: FloatArray
+    per_byte2: FloatArray
+
+
+class Network:
+    """Seconds of collectives on one cluster; holds the curves tabulated by number of ranks."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self.cluster = cluster
+        fits = cluster.accelerator.link_collectives
+        self._curves = {op: _tabulate(fits[op], cluster.domain_size) for op in COLLECTIVES}
+        self._sizes = [float(tier.size or np.inf) for tier in cluster.tiers]
+
+    def group(self, num_ranks: IntArray | FloatArray, stride: IntArray | FloatArray) -> Group:
+        """The group of ``num_ranks`` ranks that are ``stride`` GPUs apart."""
+        ranks = np.asarray(num_ranks, np.float64)
+        inside = [np.minimum(ranks, np.maximum(np.floor(size / stride), 1.0)) for size in self._sizes[:-1]]
+        return Group(ranks, (*inside, ranks) if len(self._sizes) > 1 else (ranks,))
+
+    def all_gather(self, num_bytes: FloatArray, group: Group) -> FloatArray:
+        """Seconds until every rank holds all ``num_bytes``; 0 for one rank.
+
+        t = max( inside the domain, (k - 1)/k S / (r eta B) + alpha k over each outer tier )
+        with k instances of the tier below, r ranks in each   (EQUATIONS_TIME B9)
+        """
+        return self._hierarchical("all_gather", num_bytes, group)
+
+    def reduce_scatter(self, num_bytes: FloatArray, group: Group) -> FloatArray:
+        """Seconds until every rank holds its reduced share of ``num_bytes``; 0 for one rank."""
+        return self._hierarchical("reduce_scatter", num_bytes, group)
+
+    def all_reduce(self, num_bytes: FloatArray, group: Group) -> FloatArray:
+        """Seconds until every rank holds the sum.
+
+        Inside a domain the measured curve (NVLS where the hardware has it); across, a reduce-scatter and
+        an all-gather whose latency is that of the ring or of a tree, whichever is lower.
+        """
+        if len(group.per_tier) == 1:
+            return self._inside("all_reduce", 2 * num_bytes, group.num_ranks)
+        time = self._inside("all_reduce", 2 * num_bytes, group.per_tier[0])
+        for below, within, tier in self._outer_tiers(group):
+            instances = within / below
+            wire = 2 * (1 - below / within) * num_bytes / (below * tier.bandwidth_bytes_per_s * tier.efficiency)
+            steps = np.minimum(2 * instances, TREE_STEPS_PER_LEVEL * np.log2(instances))
+            time = np.maximum(time, wire + tier.latency_s * np.where(instances > 1, steps, 0.0))
+        return time
+
+    def all_to_all(self, num_bytes: FloatArray, group: Group) -> FloatArray:
+        """Seconds for every rank to send 1/n of its ``num_bytes`` to each rank."""
+        time = self._inside("all_to_all", num_bytes, group.per_tier[0])
+        for below, within, tier in self._outer_tiers(group):
+            instances = within / below
+            wire = (1 - below / within) * num_bytes / (tier.bandwidth_bytes_per_s * tier.efficiency)
+            time = np.maximum(time, wire + tier.latency_s * np.where(instances > 1, instances, 0.0))
+        return time
+
+    def p2p_rate(self, distance: IntArray | FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(bytes/s, latency s) between two ranks ``distance`` GPUs apart at the far end of their group.
+
+        ``distance`` counts the GPUs that the two ends span: within the domain they use its links.
+        """
+        rate = np.full(np.shape(distance), self.cluster.accelerator.p2p_bytes_per_s)
+        latency = np.zeros(np.shape(distance))
+        for size, tier in zip(self._sizes, self.cluster.tiers[1:], strict=False):
+            outside = distance > size
+            rate = np.where(outside, tier.bandwidth_bytes_per_s * tier.efficiency, rate)
+            latency = np.where(outside, tier.latency_s, latency)
+        return rate, latency
+
+    def _hierarchical(self, op: str, num_bytes: FloatArray, group: Group) -> FloatArray:
+        time = self._inside(op, num_bytes, group.per_tier[0])
+        for below, within, tier in self._outer_tiers(group):
+            instances = within / below
+            wire = (1 - below / within) * num_bytes / (below * tier.bandwidth_bytes_per_s * tier.efficiency)
+            time = np.maximum(time, wire + tier.latency_s * np.where(instances > 1, instances, 0.0))
+        return time
+
+    def _outer_tiers(self, group: Group):  # type: ignore[no-untyped-def]
+        return zip(group.per_tier[:-1], group.per_tier[1:], self.cluster.tiers[1:], strict=True)
+
+    def _inside(self, op: str, num_bytes: FloatArray, num_ranks: FloatArray) -> FloatArray:
+        """Two-line curve on the ranks of one domain; ``num_bytes`` is already doubled for an all-reduce."""
+        curve = self._curves[op]
+        ranks = np.minimum(num_ranks, len(curve.a1_s) - 1).astype(np.int64)
+        moved = num_bytes * (1 - 1 / np.maximum(num_ranks, 1.0))
+        return np.minimum(
+            curve.a1_s[ranks] + moved * curve.per_byte1[ranks],
+            curve.a2_s[ranks] + moved * curve.per_byte2[ranks],
+        )
+
+
+def _tabulate(fit: CollectiveFit, domain_size: int) -> _Curve:
+    """The curve at 0..domain_size ranks: latency linear in n - 1, bandwidth linear in log n between the
+    measured counts, both continued by the last slope (latency) or the last value (bandwidth) above them.
+    """
+    ranks = np.arange(domain_size + 1, dtype=np.float64)
+    safe = np.maximum(ranks, 2.0)
+    known = np.array(fit.num_ranks, np.float64)
+
+    def latency(values: tuple[float, ...]) -> FloatArray:
+        inner = np.interp(safe, known, values)
+        if len(known) < 2:
+            return inner * safe / known[0]
+        slope = max((values[-1] - values[-2]) / (known[-1] - known[-2]), 0.0)
+        return np.where(safe > known[-1], values[-1] + slope * (safe - known[-1]), inner)
+
+    def inverse_bandwidth(values: tuple[float, ...]) -> FloatArray:
+        return 1 / np.interp(np.log2(safe), np.log2(known), values)
+
+    alone = ranks < 2
+    columns = (latency(fit.a1_s), inverse_bandwidth(fit.bw1_bytes_per_s), latency(fit.a2_s), inverse_bandwidth(fit.bw2_bytes_per_s))
+    return _Curve(*(np.where(alone, 0.0, column) for column in columns))

@@ -1,0 +1,175 @@
+"""Operators into seconds: rooflines with measured efficiency, vectorised over shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from parallelsim.cluster import AcceleratorSpec
+from parallelsim.framework import FrameworkSpec
+from parallelsim.operators import AttentionCore, FloatArray, Gemm, IntArray
+from parallelsim.plan import PRECISIONS
+
+WGRAD_RATIO = 1.06
+"""Weight-gradient over forward GEMM time: SimuMax's paired shapes, 1.05 (A100) to 1.07 (B200)."""
+FP8_K0_RATIO = 2.6
+"""k0 of an fp8 GEMM over that of a 16-bit one (EQUATIONS_TIME B1)."""
+FP8_CAST_FACTOR = 0.906
+"""Measured over counted bytes of the casts (EQUATIONS_TIME B3)."""
+UNFUSED_GEMM_EFFICIENCY = 0.55
+"""Share of peak of the batched GEMMs of unfused attention (EQUATIONS_TIME A3)."""
+UNFUSED_MEMORY_EFFICIENCY = 0.8
+SOFTMAX_BYTES = {"fused": (4.0, 6.0), "fused-dropout": (9.0, 11.0), "eager": (28.0, 28.0)}
+"""Bytes moved for each attention score, forward and backward, without flash attention (A3)."""
+STREAM_EFFICIENCY = 0.75
+"""Share of memory bandwidth of plain streaming kernels, the b of EQUATIONS_TIME part A."""
+
+_FP8 = tuple(name.startswith(("fp8", "mxfp8", "nvfp4")) for name in PRECISIONS)
+IS_FP8 = np.array(_FP8)
+"""By precision code: GEMMs run in 8 bits or fewer."""
+CURRENT_SCALING = np.array([name in ("fp8-current", "fp8-blockwise") for name in PRECISIONS], np.float64)
+"""By precision code: the scale is found from the tensor itself, one more pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRates:
+    """Sustained rates by precision code, each an array over ``PRECISIONS``; NaN where unsupported."""
+
+    flops: FloatArray
+    """P e_max g: what an infinite GEMM sustains."""
+    bytes_in: FloatArray
+    """Bytes of an input element."""
+    k0: FloatArray
+
+
+def gemm_rates(accelerator: AcceleratorSpec, framework: FrameworkSpec) -> GemmRates:
+    """P e_max g of every precision: burst efficiency times sustained clocks times the software's factor."""
+    gemm = accelerator.gemm
+    sustained = accelerator.sustained_efficiency * framework.compute.gemm_efficiency
+    flops, k0 = [], []
+    for name, fp8 in zip(PRECISIONS, _FP8, strict=True):
+        peak = peak_flops(accelerator, name)
+        if fp8:
+            e8 = accelerator.gemm_fp8_max_efficiency
+            ratio = accelerator.fp8_sustained_ratio.get(name)
+            known = e8 is not None and ratio is not None
+            flops.append(peak * (e8 or 0.0) * sustained * (ratio or 0.0) if known else np.nan)
+            k0.append(gemm.k0 * FP8_K0_RATIO)
+        else:
+            flops.append(peak * gemm.max_efficiency * sustained)
+            k0.append(gemm.k0)
+    return GemmRates(np.array(flops), np.where(IS_FP8, 1.0, 2.0), np.array(k0))
+
+
+def peak_flops(accelerator: AcceleratorSpec, precision: str) -> float:
+    """Dense peak of the GEMMs of a precision, FLOP/s; NaN where the accelerator has none.
+
+    nvfp4 is stated on twice the fp8 peak, the base of its measured ratio.
+    """
+    if precision == "nvfp4":
+        return 2 * accelerator.peak_flops.get("fp8", np.nan)
+    kind = "fp8" if precision.startswith(("fp8", "mxfp8")) else precision
+    return accelerator.peak_flops.get(kind, np.nan)
+
+
+def gemm_time(
+    accelerator: AcceleratorSpec, rates: GemmRates, precision: IntArray, gemm: Gemm
+) -> FloatArray:
+    """Seconds of one GEMM.
+
+    t = max( 2 (m + m0) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0   (EQUATIONS_TIME A1, B1)
+
+    Neglects: tile and wave quantisation (no gain on whole steps), layouts other than the forward's.
+    """
+    fit = accelerator.gemm
+    m, n, k = gemm
+    flops = 2.0 * (m + fit.m0) * (n + fit.n0) * (k + rates.k0[precision])
+    moved = rates.bytes_in[precision] * (m * k + n * k) + 2.0 * m * n
+    memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
+    return np.maximum(flops / rates.flops[precision], moved / memory) + fit.launch_s
+
+
+def gemm_backward_time(
+    accelerator: AcceleratorSpec, rates: GemmRates, precision: IntArray, gemm: Gemm
+) -> FloatArray:
+    """Seconds of both backward GEMMs: input gradient (m, k, n) and weight gradient 1.06 (n, k, m)."""
+    m, n, k = gemm
+    input_gradient = gemm_time(accelerator, rates, precision, Gemm(m, k, n))
+    weight_gradient = gemm_time(accelerator, rates, precision, Gemm(n, k, m))
+    return input_gradient + WGRAD_RATIO * weight_gradient
+
+
+def attention_time(
+    accelerator: AcceleratorSpec,
+    framework: FrameworkSpec,
+    head_dim: int,
+    core: AttentionCore,
+    steps: FloatArray,
+    *,
+    dropout: bool,
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of one attention core, forward and backward; ``steps`` kernels are launched (cp in a ring)."""
+    if framework.compute.flash_attention:
+        return _flash_attention_time(accelerator, framework, head_dim, core, steps)
+    return _unfused_attention_time(accelerator, framework, head_dim, core, dropout=dropout)
+
+
+def _flash_attention_time(
+    accelerator: AcceleratorSpec,
+    framework: FrameworkSpec,
+    head_dim: int,
+    core: AttentionCore,
+    steps: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """t = max( F / (P e_d alpha s_l / (s_l + s0)), bytes / (B b_a) ) + t0   (EQUATIONS_TIME A2, B2).
+
+    alpha: this software's kernel over the measured one. Backward: a fixed ratio. Neglects fp8 attention.
+    """
+    fit = accelerator.attention
+    alpha = framework.compute.attention_efficiency.get(accelerator.architecture, 1.0)
+    saturation = core.local_seq_length / (core.local_seq_length + fit.half_seq_length)
+    rate = _sixteen_bit_peak(accelerator) * fit.efficiency(head_dim) * alpha * saturation
+    memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
+    kernel = np.maximum(core.flops / rate, core.io_bytes / memory)
+    launch = fit.launch_s * steps
+    return kernel + launch, fit.backward_ratio * kernel + launch
+
+
+def _unfused_attention_time(
+    accelerator: AcceleratorSpec,
+    framework: FrameworkSpec,
+    head_dim: int,
+    core: AttentionCore,
+    *,
+    dropout: bool,
+) -> tuple[FloatArray, FloatArray]:
+    """Two batched GEMMs and the passes over the scores (EQUATIONS_TIME A3).
+
+    t = 2 max( 2 N d / (0.55 P g), 2 N / (0.8 B) ) + 2 t0 + bytes N / b; twice the GEMMs backward. The
+    full square is computed, also for causal masks.
+    """
+    bandwidth = accelerator.memory_bandwidth_bytes_per_s
+    sustained = accelerator.sustained_efficiency * framework.compute.gemm_efficiency
+    rate = UNFUSED_GEMM_EFFICIENCY * _sixteen_bit_peak(accelerator) * sustained
+    memory = UNFUSED_MEMORY_EFFICIENCY * bandwidth
+    product = np.maximum(2.0 * core.scores * head_dim / rate, 2.0 * core.scores / memory)
+    kind = "eager" if not framework.compute.fused_softmax else "fused-dropout" if dropout else "fused"
+    forward_bytes, backward_bytes = SOFTMAX_BYTES[kind]
+    stream = STREAM_EFFICIENCY * bandwidth
+    launch = accelerator.gemm.launch_s
+    forward = 2 * (product + launch) + forward_bytes * core.scores / stream
+    backward = 4 * (product + launch) + backward_bytes * core.scores / stream
+    return forward, backward
+
+
+def memory_bound_time(
+    accelerator: AcceleratorSpec, framework: FrameworkSpec, moved: FloatArray
+) -> FloatArray:
+    """Seconds to move ``moved`` bytes in norms, activations and the like."""
+    efficiency = framework.compute.memory_bound_efficiency
+    return moved / (efficiency * accelerator.memory_bandwidth_bytes_per_s)
+
+
+def _sixteen_bit_peak(accelerator: AcceleratorSpec) -> float:
+    return accelerator.peak_flops.get("bf16", accelerator.peak_flops.get("fp16", np.nan))

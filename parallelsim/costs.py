@@ -1,0 +1,342 @@
+"""Seconds and bytes of one layer, the embedding and the head, tabulated over the distinct shapes.
+
+Operators depend on few plan fields (:class:`~parallelsim.operators.OperatorKeys`). A table over the
+distinct combinations is computed once; each plan then looks up its row. That is what makes millions of
+plans a second possible.
+
+Layer kinds (sliding and full attention, say) are averaged by their share of the model: exact where every
+stage holds them in that proportion, as alternating layers do on stages with an even number of layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from parallelsim.cluster import ClusterSpec
+from parallelsim.collectives import Network
+from parallelsim.compute import (
+    CURRENT_SCALING,
+    FP8_CAST_FACTOR,
+    IS_FP8,
+    GemmRates,
+    attention_time,
+    gemm_backward_time,
+    gemm_rates,
+    gemm_time,
+    memory_bound_time,
+)
+from parallelsim.exposure import (
+    A2A,
+    P2P,
+    context_parallel_exposed,
+    head_tensor_parallel_exposed,
+    tensor_parallel_exposed,
+)
+from parallelsim.framework import FrameworkSpec
+from parallelsim.model import Layer, ModelSpec
+from parallelsim.operators import (
+    FloatArray,
+    Gemm,
+    IntArray,
+    OperatorKeys,
+    attention_core,
+    fp8_cast_bytes,
+    layer_gemms,
+    memory_bound_bytes,
+    rank_embedding_parameters,
+    rank_head_parameters,
+    rank_layer_parameters,
+    rank_vocab,
+)
+from parallelsim.plan import PlanBatch, code
+from parallelsim.savedtensors import embedding_bytes, gathered_bytes, layer_saved_bytes, loss_bytes
+
+GRADIENT_ACCUMULATION_BYTES = 9.0
+"""Moved for each parameter and micro-batch where weight gradients are added outside the GEMM (A5)."""
+SELECTIVE = code("recompute", "selective")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCosts:
+    """Of one layer and micro-batch on one rank, mean over the layer kinds; float64 of shape [K]."""
+
+    gemm_s: FloatArray
+    attention_s: FloatArray
+    memory_bound_s: FloatArray
+    host_s: FloatArray
+    tp_exposed_s: FloatArray
+    cp_exposed_s: FloatArray
+    selective_s: FloatArray
+    """Attention core run again, with recompute = selective."""
+    forward_s: FloatArray
+    """The forward pass alone, with its communication: what full recompute repeats."""
+    saved_bytes: FloatArray
+    parameters: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeCosts:
+    """Of the embedding and the head, for one micro-batch on one rank; float64 of shape [K]."""
+
+    embedding_s: FloatArray
+    head_s: FloatArray
+    embedding_parameters: FloatArray
+    output_parameters: FloatArray
+    """Output matrix, tied or not."""
+    head_parameters: FloatArray
+    """Final norm and other parameters of the head."""
+    checkpoint_bytes: FloatArray
+    """Input of one layer: all that full recompute keeps of it, and what stages send each other."""
+    embedding_bytes: FloatArray
+    gathered_bytes: FloatArray
+    loss_bytes: FloatArray
+
+
+def layer_costs(
+    model: ModelSpec, network: Network, framework: FrameworkSpec, keys: OperatorKeys
+) -> LayerCosts:
+    """The mean layer: forward and backward seconds by cause, saved bytes, parameters."""
+    rates = gemm_rates(network.cluster.accelerator, framework)
+    parts = [
+        (count / model.num_layers, _one_layer(model, layer, network, framework, rates, keys))
+        for layer, count in model.layer_kinds
+    ]
+    return LayerCosts(
+        **{f.name: sum(share * getattr(c, f.name) for share, c in parts) for f in fields(LayerCosts)}
+    )
+
+
+def _one_layer(
+    model: ModelSpec,
+    layer: Layer,
+    network: Network,
+    framework: FrameworkSpec,
+    rates: GemmRates,
+    keys: OperatorKeys,
+) -> LayerCosts:
+    accelerator = network.cluster.accelerator
+    gemms = layer_gemms(model, layer, keys)
+    gemm_f = sum(gemm_time(accelerator, rates, keys.precision, g) for g in gemms)
+    gemm_b = sum(gemm_backward_time(accelerator, rates, keys.precision, g) for g in gemms)
+    parameters = rank_layer_parameters(model, layer, keys)
+
+    core = attention_core(model, layer, keys)
+    core = core._replace(
+        local_seq_length=np.where(keys.cp_comm_type == A2A, model.seq_length, core.local_seq_length)
+    )
+    steps = np.where(keys.cp_comm_type == P2P, keys.cp, 1).astype(np.float64)
+    attention_f, attention_b = attention_time(
+        accelerator,
+        framework,
+        layer.attention.head_dim,
+        core,
+        steps,
+        dropout=model.attention_dropout > 0,
+    )
+    memory_f, memory_b = _memory_bound(model, layer, network, framework, keys, parameters)
+    gpu_f, gpu_b = gemm_f + attention_f + memory_f, gemm_b + attention_b + memory_b
+    host_f, host_b = host_stalls(framework, keys, gpu_f, gpu_b)
+    tp = tensor_parallel_exposed(model, layer, framework.overlap, network, keys)
+    cp = context_parallel_exposed(
+        model, layer, framework.overlap, network, keys, (attention_f, attention_b)
+    )
+    return LayerCosts(
+        gemm_s=gemm_f + gemm_b,
+        attention_s=attention_f + attention_b,
+        memory_bound_s=memory_f + memory_b,
+        host_s=host_f + host_b,
+        tp_exposed_s=tp.forward_s + tp.backward_s,
+        cp_exposed_s=cp.forward_s + cp.backward_s,
+        selective_s=np.where(keys.selective > 0, attention_f, 0.0),
+        forward_s=gpu_f + host_f + tp.forward_s + cp.forward_s,
+        saved_bytes=layer_saved_bytes(model, layer, framework, keys),
+        parameters=parameters,
+    )
+
+
+def _memory_bound(
+    model: ModelSpec,
+    layer: Layer,
+    network: Network,
+    framework: FrameworkSpec,
+    keys: OperatorKeys,
+    parameters: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    accelerator = network.cluster.accelerator
+    forward, backward = memory_bound_bytes(model, layer, framework, keys)
+    cast_f, cast_b = fp8_cast_bytes(
+        model,
+        layer,
+        keys,
+        gathers_in_16_bit=accelerator.architecture == "hopper",
+        current=CURRENT_SCALING[keys.precision],
+    )
+    is_fp8 = np.where(IS_FP8[keys.precision], FP8_CAST_FACTOR, 0.0)
+    forward, backward = forward + is_fp8 * cast_f, backward + is_fp8 * cast_b
+    if not framework.compute.fused_grad_accumulation:
+        backward = backward + GRADIENT_ACCUMULATION_BYTES * parameters
+    return (
+        memory_bound_time(accelerator, framework, forward),
+        memory_bound_time(accelerator, framework, backward),
+    )
+
+
+def host_stalls(
+    framework: FrameworkSpec, keys: OperatorKeys, gpu_f: FloatArray, gpu_b: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds that one layer's GPU work waits for its launches, forward and backward.
+
+    stall = (gpu^3 + cpu^3)^(1/3) - gpu, cpu = c (1 + a [tp > 1] + b [cp > 1])   (EQUATIONS_TIME B6)
+    """
+    host = framework.host
+    factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
+    factor = factor * np.where(keys.cuda_graphs > 0, host.cuda_graph_factor, 1.0)
+    cpu_f, cpu_b = host.layer_forward_s * factor, host.layer_backward_s * factor
+    return np.cbrt(gpu_f**3 + cpu_f**3) - gpu_f, np.cbrt(gpu_b**3 + cpu_b**3) - gpu_b
+
+
+def edge_costs(
+    model: ModelSpec, network: Network, framework: FrameworkSpec, keys: OperatorKeys
+) -> EdgeCosts:
+    """Embedding and head.
+
+    head = logits GEMM (T, V/tp, h) forward and backward in 16 bits + kappa passes over 4 T V/tp bytes +
+    exposed collectives; embedding = 14 T h bytes + a reduce-scatter (EQUATIONS_TIME A8, B7)
+    """
+    accelerator, compute = network.cluster.accelerator, framework.compute
+    rates = gemm_rates(accelerator, framework)
+    tokens, h = keys.tokens(model), np.full(len(keys.tp), float(model.hidden_size))
+    vocab = rank_vocab(model, keys.tp)
+    head_precision = np.where(IS_FP8[keys.precision], code("precision", "bf16"), keys.precision)
+    logits = Gemm(tokens, vocab, h)
+    passes = np.where(
+        keys.cross_entropy_fusion > 0, compute.fused_cross_entropy_passes, compute.cross_entropy_passes
+    )
+    head = gemm_time(accelerator, rates, head_precision, logits)
+    head = head + gemm_backward_time(accelerator, rates, head_precision, logits)
+    head = head + memory_bound_time(accelerator, framework, passes * 4.0 * tokens * vocab)
+    head = head + head_tensor_parallel_exposed(model, framework.overlap, network, keys)
+    if model.head_transform:
+        transform = Gemm(tokens, h, h)
+        head = head + gemm_time(accelerator, rates, head_precision, transform)
+        head = head + gemm_backward_time(accelerator, rates, head_precision, transform)
+    group = network.group(keys.tp, np.ones(len(keys.tp)))
+    output_parameters, head_parameters = rank_head_parameters(model, keys)
+    return EdgeCosts(
+        embedding_s=memory_bound_time(accelerator, framework, 14.0 * tokens * h)
+        + network.reduce_scatter(2.0 * tokens * h, group),
+        head_s=head,
+        embedding_parameters=rank_embedding_parameters(model, keys),
+        output_parameters=output_parameters,
+        head_parameters=head_parameters,
+        checkpoint_bytes=2.0 * tokens * h / keys.sequence_shards,
+        embedding_bytes=embedding_bytes(model, keys),
+        gathered_bytes=gathered_bytes(model, keys),
+        loss_bytes=loss_bytes(model, framework, keys),
+    )
+
+
+class CostTable:
+    """Layer and edge costs over the distinct keys of a set of plans; :meth:`rows` finds each plan's row."""
+
+    def __init__(
+        self, model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plans: PlanBatch
+    ) -> None:
+        self.model, self.cluster, self.framework = model, cluster, framework
+        self.network = Network(cluster)
+        columns = _key_columns(plans)
+        self._values = [_distinct(column) for column in columns]
+        self._strides = _strides([len(values) for values in self._values])
+        self._luts = [
+            _lookup(v, stride) for v, stride in zip(self._values, self._strides, strict=True)
+        ]
+        codes = self._codes(columns)
+        self._present = _distinct(codes)
+        self._compact = _lookup(self._present, 1)
+        digits = [
+            values[self._present // stride % len(values)]
+            for values, stride in zip(self._values, self._strides, strict=True)
+        ]
+        keys = OperatorKeys(*digits)
+        self.layer = layer_costs(model, self.network, framework, keys)
+        self.edge = edge_costs(model, self.network, framework, keys)
+        self.layer_total_s = (
+            self.layer.gemm_s
+            + self.layer.attention_s
+            + self.layer.memory_bound_s
+            + self.layer.host_s
+            + self.layer.tp_exposed_s
+            + self.layer.cp_exposed_s
+            + self.layer.selective_s
+        )
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def rows(self, plans: PlanBatch) -> IntArray:
+        """Row of each plan, shape [P]; every plan's key must have been among the constructor's."""
+        return _find(self._compact, self._codes(_key_columns(plans)))
+
+    def _codes(self, columns: list[IntArray]) -> IntArray:
+        total = _find(self._luts[0], columns[0])
+        for lut, column in zip(self._luts[1:], columns[1:], strict=True):
+            if len(lut[0]) > 1:
+                total = total + _find(lut, column)
+        return total
+
+
+Lookup = tuple[IntArray, IntArray | None, int]
+"""(distinct values, position by value where that is small, stride)."""
+SMALL = 1 << 20
+
+
+def _key_columns(plans: PlanBatch) -> list[IntArray]:
+    return [
+        plans.tp,
+        plans.cp,
+        plans.micro_batch_size,
+        plans.sequence_parallel,
+        plans.precision,
+        plans.cp_comm_type,
+        plans.tp_comm_overlap,
+        plans.cross_entropy_fusion,
+        plans.cuda_graphs,
+        (plans.recompute == SELECTIVE).astype(np.int64),
+    ]
+
+
+def _distinct(column: IntArray) -> IntArray:
+    """Sorted distinct values; by marking where the values are small, which is far faster than sorting."""
+    if len(column) == 0:
+        return column
+    top = int(column.max())
+    if top >= SMALL:
+        return np.unique(column)
+    mark = np.zeros(top + 1, bool)
+    mark[column] = True
+    return np.flatnonzero(mark)
+
+
+def _lookup(values: IntArray, stride: int) -> Lookup:
+    if len(values) == 0 or int(values[-1]) >= SMALL:
+        return values, None, stride
+    table = np.zeros(int(values[-1]) + 1, np.int64)
+    table[values] = np.arange(len(values)) * stride
+    return values, table, stride
+
+
+def _find(lookup: Lookup, column: IntArray) -> IntArray:
+    values, table, stride = lookup
+    if table is None:
+        return np.searchsorted(values, column) * stride
+    return table[column]
+
+
+def _strides(sizes: list[int]) -> list[int]:
+    strides, total = [], 1
+    for size in sizes:
+        strides.append(total)
+        total *= size
+    return strides

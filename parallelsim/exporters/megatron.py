@@ -1,0 +1,209 @@
+"""A plan as a bash script that launches Megatron-LM.
+
+The flags are in ``megatron_flags``; here are the refusals, the environment and the script around
+them. Megatron-LM's own ``parse_args`` and ``validate_args`` accepted scripts of every kind
+(``tests/tools_megatron.py`` repeats that with a checkout).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from parallelsim.cluster import ClusterSpec
+from parallelsim.errors import ExportError
+from parallelsim.exporters import megatron_flags as flags_of
+from parallelsim.exporters.megatron_flags import VERSIONS, FlagGroup, MegatronVersion
+from parallelsim.framework import FrameworkSpec
+from parallelsim.model import ModelSpec
+from parallelsim.plan import Plan
+from parallelsim.rules import explain
+
+DEFAULT_VERSION = "main-2026-08"
+
+
+def export_megatron(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    version: str = DEFAULT_VERSION,
+) -> str:
+    """A complete bash script that trains ``model`` with Megatron-LM as the plan says.
+
+    Args:
+        model: the model, at the sequence length to train with.
+        cluster: sets nodes, GPUs of a node, and the environment that the accelerator needs.
+        framework: must be launched by Megatron-LM.
+        plan: must break no rule.
+        version: one of ``megatron_flags.VERSIONS``; flags differ between versions.
+
+    Raises:
+        ExportError: the version is unknown, or Megatron-LM cannot run the plan; says why.
+    """
+    if version not in VERSIONS:
+        known = ", ".join(VERSIONS)
+        raise ExportError(f"unknown Megatron-LM version {version[:40]!r}; choose from {known}")
+    _check(model, cluster, framework, plan)
+    chosen = VERSIONS[version]
+    groups = [
+        flags_of.architecture(model),
+        flags_of.batch(plan),
+        flags_of.parallelism(plan),
+        flags_of.memory(plan),
+        flags_of.data_parallel(plan),
+        flags_of.precision(plan),
+        flags_of.kernels(cluster, framework, plan, chosen),
+        _hyper_parameters(),
+    ]
+    present = [group for group in groups if group is not None]
+    parts = [
+        _header(model, cluster, framework, plan, chosen),
+        _settings(model, cluster),
+        _environment(cluster, plan),
+        *(_array(group) for group in present),
+        _run_arguments(model, chosen),
+        _launch(cluster, [group.array for group in present]),
+    ]
+    return "\n".join(parts)
+
+
+def _check(model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> None:
+    if framework.launches != "megatron":
+        raise ExportError(
+            f"a plan for {_printable(framework.name)} is not launched by Megatron-LM; "
+            "plan again with --framework megatron-core"
+        )
+    if messages := explain(model, cluster, framework, plan):
+        raise ExportError(f"the plan cannot run: {'; '.join(messages)}")
+    if reasons := list(flags_of.model_refusals(model)):
+        name = _printable(model.name)
+        raise ExportError(f"Megatron-LM cannot build {name}: {'; '.join(reasons)}")
+    if reasons := list(flags_of.plan_refusals(model, plan)):
+        raise ExportError(f"Megatron-LM cannot run the plan: {'; '.join(reasons)}")
+
+
+def _printable(text: str) -> str:
+    """A name that is safe in a comment and on one line."""
+    return re.sub(r"[^A-Za-z0-9 ._+-]", "_", text)[:80]
+
+
+def _header(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    version: MegatronVersion,
+) -> str:
+    place = f"{cluster.num_gpus} GPUs of {_printable(cluster.name)}"
+    degrees = f"tp={plan.tp} cp={plan.cp} pp={plan.pp} vpp={plan.vpp} dp={plan.dp}"
+    return f"""\
+#!/usr/bin/env bash
+# Trains {_printable(model.name)} on {place}: {degrees}.
+# Written by parallelsim for Megatron-LM {version.name} ({version.title}),
+# planned for {_printable(framework.name)}. Start it once on every node.
+set -euo pipefail
+"""
+
+
+def _settings(model: ModelSpec, cluster: ClusterSpec) -> str:
+    if cluster.num_nodes > 1:
+        rank = "${NODE_RANK:-${SLURM_NODEID:?set NODE_RANK, 0 on the first node}}"
+        address = "${MASTER_ADDR:?set MASTER_ADDR to the address of the first node}"
+    else:
+        rank, address = "${NODE_RANK:-0}", "${MASTER_ADDR:-localhost}"
+    lines = [
+        "# Where things are; each can be set in the environment.",
+        'MEGATRON_PATH="${MEGATRON_PATH:-.}"  # the checkout of Megatron-LM',
+        f'NODE_RANK="{rank}"',
+        f'MASTER_ADDR="{address}"',
+        'MASTER_PORT="${MASTER_PORT:-29500}"',
+        'DATA_PATH="${DATA_PATH:-}"  # prefix of the tokenized data; empty: mock data',
+        'TOKENIZER_MODEL="${TOKENIZER_MODEL:-}"  # Hugging Face tokenizer; empty: none is needed',
+        'CHECKPOINT_PATH="${CHECKPOINT_PATH:-}"  # empty: nothing is saved',
+        "",
+        "# PLACEHOLDERS: edit them. None of them changes the speed or the memory of a step.",
+        'TRAIN_ITERS="${TRAIN_ITERS:-50}"',
+        'LR="${LR:-1.0e-4}"',
+        'MIN_LR="${MIN_LR:-1.0e-5}"',
+        'LR_WARMUP_ITERS="${LR_WARMUP_ITERS:-10}"',
+        'SEED="${SEED:-1234}"',
+    ]
+    if model.position_embedding == "rope":
+        lines += ['ROTARY_BASE="${ROTARY_BASE:-10000}"  # as on the model\'s card']
+    return "\n".join([*lines, ""])
+
+
+def _environment(cluster: ClusterSpec, plan: Plan) -> str:
+    capability = cluster.accelerator.compute_capability
+    lines = ["# Environment"]
+    if (plan.tp > 1 or plan.cp > 1) and (capability is None or capability < 10):
+        lines += ["# Megatron-LM refuses tp > 1 or cp > 1 without it before Blackwell."]
+        lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]
+    lines += ["export OMP_NUM_THREADS=1"]
+    return "\n".join([*lines, ""])
+
+
+def _hyper_parameters() -> FlagGroup:
+    flags = (
+        '--train-iters "${TRAIN_ITERS}"',
+        '--lr "${LR}"',
+        '--min-lr "${MIN_LR}"',
+        "--lr-decay-style cosine",
+        '--lr-warmup-iters "${LR_WARMUP_ITERS}"',
+        "--optimizer adam",
+        "--adam-beta1 0.9",
+        "--adam-beta2 0.95",
+        "--weight-decay 0.1",
+        "--clip-grad 1.0",
+        "--init-method-std 0.02",
+        '--seed "${SEED}"',
+    )
+    return FlagGroup("TRAINING_ARGS", "Training: PLACEHOLDERS, edit them", flags)
+
+
+def _array(group: FlagGroup) -> str:
+    body = "\n".join(f"  {flag}" for flag in group.flags)
+    return f"# {group.comment}\n{group.array}=(\n{body}\n)\n"
+
+
+def _run_arguments(model: ModelSpec, version: MegatronVersion) -> str:
+    vocab_size = model.vocab_size - version.null_tokenizer_adds_token
+    return f"""\
+# Logging, evaluation, data, tokenizer, checkpoints
+RUN_ARGS=(
+  --log-interval 1
+  --log-throughput
+  --eval-interval 1000
+  --eval-iters 0
+  --manual-gc
+  --manual-gc-interval 100
+  --distributed-timeout-minutes 60
+)
+if [[ -n "${{DATA_PATH}}" ]]; then
+  RUN_ARGS+=(--data-path "${{DATA_PATH}}" --split 99,1,0)
+else
+  RUN_ARGS+=(--mock-data)
+fi
+if [[ -n "${{TOKENIZER_MODEL}}" ]]; then
+  RUN_ARGS+=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "${{TOKENIZER_MODEL}}")
+else
+  RUN_ARGS+=(--tokenizer-type NullTokenizer --vocab-size {vocab_size})
+fi
+if [[ -n "${{CHECKPOINT_PATH}}" ]]; then
+  RUN_ARGS+=(--save "${{CHECKPOINT_PATH}}" --load "${{CHECKPOINT_PATH}}" --save-interval 1000)
+fi
+"""
+
+
+def _launch(cluster: ClusterSpec, arrays: Sequence[str]) -> str:
+    processes = min(cluster.gpus_per_node, cluster.num_gpus)
+    uses = " \\\n".join(f'  "${{{name}[@]}}"' for name in (*arrays, "RUN_ARGS"))
+    return f"""\
+exec torchrun \\
+  --nnodes {cluster.num_nodes} --nproc_per_node {processes} --node_rank "${{NODE_RANK}}" \\
+  --master_addr "${{MASTER_ADDR}}" --master_port "${{MASTER_PORT}}" \\
+  "${{MEGATRON_PATH}}/pretrain_gpt.py" \\
+{uses} \\
+  "$@"
+"""

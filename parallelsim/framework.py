@@ -1,0 +1,152 @@
+"""What the training software keeps, fuses, gathers, overlaps, and can run at all.
+
+The fourth input beside model, cluster and plan: the same plan under two frameworks differs by gigabytes
+and tens of percent. A framework is data (``frameworks/*.yaml``), never a branch on its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the software can run; the search is masked with it and the rules refuse the rest."""
+
+    schedules: tuple[str, ...]
+    zero_stages: tuple[int, ...]
+    cp_comm_types: tuple[str, ...]
+    """Context-parallel communication: p2p (ring), all-gather, a2a (Ulysses); empty: no context parallelism."""
+    precisions: tuple[str, ...]
+    grad_dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    recomputes: tuple[str, ...]
+    """none, selective, full, block (a number of layers for each virtual stage)."""
+    sequence_parallel: bool
+    tp_comm_overlap: bool
+    """User-buffer overlap of tensor-parallel collectives with GEMMs."""
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    cross_entropy_fusion: bool
+    cuda_graphs: bool
+    kv_replication: bool
+    """Tensor parallelism above the number of key/value heads replicates them (else it is refused)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFacts:
+    """Kernels and fusions."""
+
+    flash_attention: bool
+    attention_efficiency: Mapping[str, float]
+    """By accelerator architecture: this software's attention kernel over the measured table's."""
+    gemm_efficiency: float
+    """This software's GEMMs over the accelerator's sustained rate (1 for cuBLAS through Transformer Engine)."""
+    memory_bound_efficiency: float
+    """Share of memory bandwidth that norms, activations, residuals and RoPE reach."""
+    fused_rmsnorm: bool
+    fused_softmax: bool
+    """Scale, mask and softmax in one kernel; matters only without flash attention."""
+    fused_grad_accumulation: bool
+    """Weight gradients accumulate inside the GEMM."""
+    cross_entropy_passes: float
+    """Passes over the fp32 logits, forward and backward."""
+    fused_cross_entropy_passes: float
+    optimizer_efficiency: float
+    """Share of memory bandwidth that the optimizer step reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """CPU time that the GPU waits for."""
+
+    layer_forward_s: float
+    """Launching one layer's forward kernels."""
+    layer_backward_s: float
+    tp_factor: float
+    """Added share with tp > 1."""
+    cp_factor: float
+    """Added share with cp > 1."""
+    cuda_graph_factor: float
+    """What CUDA graphs leave of it."""
+    micro_batch_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapFacts:
+    """What communication the critical path pays for."""
+
+    tp_exposed: float
+    tp_exposed_user_buffers: float
+    cp_exposed_floor: float
+    """Share of the ring's transfers that is never hidden."""
+    p2p_exposed: float
+    """Share of the steady state's pipeline transfers that is not hidden, plain 1F1B."""
+    p2p_exposed_interleaved: float
+    p2p_latency_s: float
+    scatter_gather_p2p: bool
+    """Stage boundaries send 1/tp of the activations from each rank even without sequence parallelism."""
+    dp_overlap_efficiency: float
+    """Share of the overlap window that data-parallel collectives can use."""
+    dp_exposed_floor: float
+    """Share of each data-parallel collective that is never hidden."""
+    straggler_per_doubling: float
+    """Relative slowdown for each doubling of the GPUs beyond 8."""
+    straggler_per_doubling_fp8: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Bytes that the software keeps."""
+
+    param_bytes: float
+    """Resident copy of a parameter for the GEMMs."""
+    fp8_weight_bytes: float
+    """Cached fp8 weight and its transpose, beside the 16-bit parameter, with an fp8 precision."""
+    grad_bytes_fp32: float
+    grad_bytes_bf16: float
+    master_bytes: float
+    """fp32 master weights, beside the 16-bit ones."""
+    optimizer_bytes: float
+    """Adam's two moments."""
+    optimizer_step_bytes_per_param: float
+    """Transient of the optimizer step for each resident parameter with ZeRO 1 (not divided by the group)."""
+    unfused_norm_bytes: float
+    """fp32 copies that the two eager RMSNorms of a layer keep, for each token and hidden unit."""
+    param_gather_buffer: float
+    """ZeRO-3: gathered parameters alive at once, in layers."""
+    mlp_bytes_gated: float
+    """Saved bytes for each token and ffn unit: 6 with fused SwiGLU, 8 without."""
+    mlp_bytes_plain: float
+    logits_bytes: float
+    """Bytes for each token and (sharded) vocabulary entry at the loss."""
+    logits_bytes_fused: float
+    logits_gathered: bool
+    """The loss sees whole rows: not divided by tp."""
+    keeps_gathered_input: bool
+    """Sequence parallelism keeps the gathered inputs of the TP region for the backward pass."""
+    backward_working_set: float
+    """Of one layer's saved tensors, transient in backward."""
+    fragmentation: float
+    """phi: reserved over allocated activations, minus one."""
+    constant_bytes: float
+    """Workspaces, NCCL buffers, CUDA context: on every rank."""
+
+
+@dataclass(frozen=True)
+class FrameworkSpec:
+    """Training software of one era."""
+
+    name: str
+    title: str
+    calibrated: bool
+    """Compared with measured runs; False means that intervals are wider."""
+    launches: str
+    """Export target that launches it, or ``none``."""
+    capabilities: Capabilities
+    compute: ComputeFacts
+    host: HostFacts
+    overlap: OverlapFacts
+    memory: MemoryFacts

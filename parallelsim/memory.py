@@ -1,0 +1,281 @@
+"""Peak memory of a pipeline stage, term by term (EQUATIONS_MEMORY).
+
+M_i = S_i + max( (1 + phi) D_i , T_i ) + C0
+D_i = F_i (saved tensors of the stage) + F_i E_i + max( X_i , R_i + B_i ) + G
+
+S states (parameters, gradients, optimizer), F micro-batches in flight, E embedding output, X loss, R one
+recomputed layer, B working set of backward, G gathered input of sequence parallelism, T transient of the
+optimizer step, phi fragmentation, C0 constant. The peak of a plan is that of its fullest stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from parallelsim.compute import IS_FP8
+from parallelsim.costs import SELECTIVE, CostTable
+from parallelsim.operators import FloatArray, IntArray
+from parallelsim.pipeline import in_flight_micro_batches
+from parallelsim.plan import PlanBatch, code
+from parallelsim.stages import Columns, StageLayers, plan_columns
+
+FP32 = code("grad_dtype", "fp32")
+
+FITS_AT_USE = (0.70, 0.72, 0.78, 0.83, 0.88, 0.93, 0.98, 1.03, 1.10, 1.20)
+FITS_PROBABILITY = (1.0, 0.99, 0.93, 0.72, 0.56, 0.29, 0.28, 0.20, 0.04, 0.0)
+"""Share of runs that fitted at a predicted use u of the memory: counts over 1,900 published runs with an
+out-of-memory verdict (Hagemann et al., arXiv:2311.05610; Hugging Face Ultra-Scale), made monotone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryBreakdown:
+    """Bytes of one stage of each plan, float64 of shape [P]; the total is the sum of the fields."""
+
+    parameters_bytes: FloatArray
+    gradients_bytes: FloatArray
+    optimizer_bytes: FloatArray
+    """fp32 master weights and both moments."""
+    activations_bytes: FloatArray
+    """Saved tensors of all micro-batches in flight."""
+    loss_bytes: FloatArray
+    """Logits and cross-entropy where they are the larger transient, else 0."""
+    working_bytes: FloatArray
+    """Other transients: backward, recompute, gathered inputs, optimizer step."""
+    fragmentation_bytes: FloatArray
+    constant_bytes: FloatArray | float
+    """One number: the same on every rank."""
+
+    @property
+    def total_bytes(self) -> FloatArray:
+        """Sum of the fields, shape [P]."""
+        return (
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.loss_bytes
+            + self.working_bytes
+            + self.fragmentation_bytes
+            + self.constant_bytes
+        )
+
+
+def fits_probability(memory_use_frac: FloatArray) -> FloatArray:
+    """P(the plan fits) at predicted use u of the reported memory, shape [P]."""
+    return np.interp(memory_use_frac, FITS_AT_USE, FITS_PROBABILITY)
+
+
+class States(NamedTuple):
+    """Parameters of the edges and resident bytes for each parameter; shape [P]."""
+
+    layer_parameters: FloatArray
+    first_parameters: FloatArray
+    """Embedding, and the head where one stage holds both."""
+    last_parameters: FloatArray
+    """Output matrix and head where a last stage is apart, else 0."""
+    parameter_bytes: FloatArray
+    gradient_bytes: FloatArray
+    optimizer_bytes: FloatArray
+    gathered_bytes: FloatArray | float
+    """Parameters gathered at once with ZeRO 3."""
+
+
+class Activations(NamedTuple):
+    """Of one micro-batch; shape [P]."""
+
+    saved_bytes: FloatArray
+    """Of one layer."""
+    checkpoint_bytes: FloatArray
+    """Of one recomputed layer."""
+    embedding_bytes: FloatArray
+    loss_bytes: FloatArray
+    gathered_bytes: FloatArray
+
+
+def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns) -> States:
+    """S of the module's equation: 2 + 4 + 12 bytes a parameter, sharded by the ZeRO stage.
+
+    A tied output matrix is one with the embedding where a single stage holds both, a copy otherwise.
+    """
+    facts, edge, is_single = table.framework.memory, table.edge, columns.is_single
+    head, output = edge.head_parameters[rows], edge.output_parameters[rows]
+    if table.model.tied_embeddings:
+        output = output * (1 - is_single)
+    last = head + output
+    parameter_bytes = facts.param_bytes + np.where(
+        IS_FP8[plans.precision], facts.fp8_weight_bytes, 0.0
+    )
+    gradient_bytes = np.where(
+        plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
+    )
+    layer_parameters = table.layer.parameters[rows]
+    gathered: FloatArray | float = 0.0
+    if (plans.zero >= 2).any():
+        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, columns.shards, 1.0)
+        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, columns.shards, 1.0)
+        gathered = facts.param_gather_buffer * facts.param_bytes * layer_parameters
+        gathered = np.where(plans.zero == 3, gathered, 0.0)
+    state_bytes = facts.master_bytes + facts.optimizer_bytes
+    return States(
+        layer_parameters=layer_parameters,
+        first_parameters=edge.embedding_parameters[rows] + last * is_single,
+        last_parameters=last * (1 - is_single),
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=state_bytes / np.where(plans.zero >= 1, columns.shards, 1.0),
+        gathered_bytes=gathered,
+    )
+
+
+def activations(table: CostTable, rows: IntArray) -> Activations:
+    """The activation columns of the cost table, looked up for each plan."""
+    return Activations(
+        table.layer.saved_bytes[rows],
+        table.edge.checkpoint_bytes[rows],
+        table.edge.embedding_bytes[rows],
+        table.edge.loss_bytes[rows],
+        table.edge.gathered_bytes[rows],
+    )
+
+
+def most_parameters(held: States, layers: StageLayers) -> FloatArray:
+    """Parameters of the rank that holds most, before any sharding over data parallelism."""
+    first = layers.first * held.layer_parameters + held.first_parameters
+    last = layers.last * held.layer_parameters + held.last_parameters
+    middle = layers.middle * held.layer_parameters
+    return np.maximum(np.maximum(first, middle), last)
+
+
+class Stage(NamedTuple):
+    """One stage of each plan."""
+
+    index: FloatArray
+    layers: FloatArray
+    recomputed: FloatArray
+    edge_parameters: FloatArray | float
+    is_first: FloatArray | float
+    is_last: FloatArray | float
+
+
+def stage_memory(
+    table: CostTable,
+    plans: PlanBatch,
+    columns: Columns,
+    held: States,
+    saved: Activations,
+    stage: Stage,
+) -> MemoryBreakdown:
+    """Peak bytes of one stage of each plan, shape [P].
+
+    Neglects: the embedding's share of in-flight memory beyond its output, fp8 storage of saved
+    tensors, buffers of individual collectives.
+    """
+    facts = table.framework.memory
+    parameters = stage.layers * held.layer_parameters + stage.edge_parameters
+    in_flight = in_flight_micro_batches(
+        plans.schedule, columns.pp, columns.vpp, stage.index, columns.num_micro_batches
+    )
+    kept = (stage.layers - stage.recomputed) * saved.saved_bytes
+    kept = kept + stage.recomputed * saved.checkpoint_bytes + saved.embedding_bytes * stage.is_first
+    kept = in_flight * kept
+    transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.saved_bytes
+    loss = saved.loss_bytes * stage.is_last
+    loss_peaks = loss > transient
+    working = np.where(loss_peaks, 0.0, transient) + saved.gathered_bytes
+    loss = np.where(loss_peaks, loss, 0.0)
+    dynamic = kept + loss + working
+    fragmentation = facts.fragmentation * dynamic
+    if facts.optimizer_step_bytes_per_param:
+        step = facts.optimizer_step_bytes_per_param * parameters * (plans.zero == 1)
+        working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
+    return MemoryBreakdown(
+        parameters_bytes=held.parameter_bytes * parameters + held.gathered_bytes,
+        gradients_bytes=held.gradient_bytes * parameters,
+        optimizer_bytes=held.optimizer_bytes * parameters,
+        activations_bytes=kept,
+        loss_bytes=loss,
+        working_bytes=working,
+        fragmentation_bytes=fragmentation,
+        constant_bytes=facts.constant_bytes,
+    )
+
+
+def fullest_stage(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> tuple[MemoryBreakdown, FloatArray, IntArray]:
+    """(breakdown, total bytes, index) of the stage that needs most: the first, second, or last.
+
+    In-flight micro-batches fall from stage to stage, so the second is the fullest of the middle ones.
+    """
+    candidates = _candidates(table, rows, plans, columns)
+    _, chosen = candidates[0]
+    best, index = chosen.total_bytes, np.zeros(len(plans), np.int64)
+    for stage, memory in candidates[1:]:
+        total = memory.total_bytes
+        fuller = total > best
+        best = np.where(fuller, total, best)
+        index = np.where(fuller, stage.astype(np.int64), index)
+        chosen = MemoryBreakdown(
+            **{
+                f.name: np.where(fuller, getattr(memory, f.name), getattr(chosen, f.name))
+                for f in fields(MemoryBreakdown)
+            }
+        )
+    return chosen, best, index
+
+
+def peak_memory(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> FloatArray:
+    """Bytes of the fullest stage, shape [P]: the number of :func:`fullest_stage`, nothing else."""
+    candidates = _candidates(table, rows, plans, columns)
+    peak = candidates[0][1].total_bytes
+    for _, memory in candidates[1:]:
+        peak = np.maximum(peak, memory.total_bytes)
+    return peak
+
+
+def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
+    """Bytes that every layout, schedule and recompute depth of these plans exceeds, shape [P].
+
+    Some stage holds at least L/p layers and one micro-batch: its states, and the cheaper of keeping
+    all its tensors or recomputing all of them. Schedule, layout, vpp and recompute are not read.
+    """
+    columns, facts = plan_columns(table.model.num_layers, plans), table.framework.memory
+    selective = PlanBatch.from_columns(
+        len(plans), {f.name: getattr(plans, f.name) for f in fields(plans)} | {"recompute": SELECTIVE}
+    )
+    rows = table.rows(selective)
+    held, saved = states(table, rows, plans, columns), activations(table, rows)
+    layers = table.model.num_layers / columns.pp
+    per_parameter = held.parameter_bytes + held.gradient_bytes + held.optimizer_bytes
+    keep = (layers + facts.backward_working_set) * saved.saved_bytes
+    again = layers * saved.checkpoint_bytes + (1 + facts.backward_working_set) * saved.saved_bytes
+    dynamic = np.minimum(keep, again) + saved.gathered_bytes
+    resident = per_parameter * layers * held.layer_parameters + held.gathered_bytes
+    return resident + (1 + facts.fragmentation) * dynamic + facts.constant_bytes
+
+
+def _candidates(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> list[tuple[FloatArray, MemoryBreakdown]]:
+    """First, last and second stage, as far as any plan of the batch has them.
+
+    Stages that a plan lacks have no layers and no edge, so they never are its fullest.
+    """
+    held, saved = states(table, rows, plans, columns), activations(table, rows)
+    layers, again = columns.layers, columns.recomputed
+    zeros = np.zeros(len(plans))
+    is_single = columns.is_single
+    stages = [Stage(zeros, layers.first, again.first, held.first_parameters, 1.0, is_single)]
+    if not is_single.all():
+        last, apart = columns.pp - 1, 1 - is_single
+        stages.append(Stage(last, layers.last, again.last, held.last_parameters, 0.0, apart))
+    if (plans.pp > 2).any():
+        stages.append(Stage(zeros + 1, layers.middle, again.middle, 0.0, 0.0, 0.0))
+    return [
+        (stage.index, stage_memory(table, plans, columns, held, saved, stage)) for stage in stages
+    ]

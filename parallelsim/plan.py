@@ -1,0 +1,262 @@
+"""How it is trained: one :class:`Plan`, and :class:`PlanBatch`, the same fields as arrays.
+
+The field names are Megatron's where Megatron has one. A plan holds whatever changes time or memory, so
+that the launched run is the predicted run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelsim.errors import PlanError
+
+IntArray = NDArray[np.int64]
+
+SCHEDULES = ("none", "1f1b", "interleaved-1f1b", "gpipe")
+"""Pipeline schedules; ``none`` where pp = 1."""
+LAYOUTS = ("even", "embedding", "loss", "embedding-loss", "first-last")
+"""How layers are cut into stages: evenly; with the embedding, the loss or both counted as a layer; or with
+the number of layers of the first and last stage given and the rest even."""
+RECOMPUTES = ("none", "selective", "full")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
+GRAD_DTYPES = ("fp32", "bf16")
+CP_COMM_TYPES = ("p2p", "all-gather", "a2a")
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "schedule": SCHEDULES,
+    "layout": LAYOUTS,
+    "recompute": RECOMPUTES,
+    "precision": PRECISIONS,
+    "grad_dtype": GRAD_DTYPES,
+    "cp_comm_type": CP_COMM_TYPES,
+}
+"""Fields that are names in a :class:`Plan` and codes (positions here) in a :class:`PlanBatch`."""
+
+MAX_DEGREE = 2**31
+"""No field may exceed this: products of a few degrees stay far inside int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to run the training step. All fields are checked by :meth:`validate`."""
+
+    tp: int = 1
+    """Tensor-parallel ranks."""
+    cp: int = 1
+    """Context-parallel ranks: each holds seq_length / cp tokens."""
+    pp: int = 1
+    """Pipeline stages (ranks)."""
+    vpp: int = 1
+    """Virtual stages (chunks) of each pipeline rank."""
+    dp: int = 1
+    """Data-parallel replicas, without cp."""
+    micro_batch_size: int = 1
+    """Sequences of one micro-batch."""
+    global_batch_size: int = 1
+    """Sequences of one optimizer step."""
+    schedule: str = "none"
+    layout: str = "even"
+    first_stage_layers: int = 0
+    """Layers of the first stage with layout ``first-last``, else 0."""
+    last_stage_layers: int = 0
+    sequence_parallel: bool = False
+    zero: int = 0
+    """0: all replicated; 1: optimizer sharded over dp * cp; 2: gradients too; 3: parameters too."""
+    recompute: str = "none"
+    recompute_num_layers: int = 0
+    """With ``full``: layers recomputed in each virtual stage; 0 means all of them."""
+    precision: str = "bf16"
+    grad_dtype: str = "fp32"
+    """Format in which gradients are accumulated and reduced."""
+    cp_comm_type: str = "p2p"
+    tp_comm_overlap: bool = False
+    """User-buffer overlap of tensor-parallel collectives with the GEMMs."""
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    cross_entropy_fusion: bool = False
+    cuda_graphs: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        """tp * cp * pp * dp."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches that each pipeline runs in a step."""
+        return self.global_batch_size // (self.micro_batch_size * self.dp)
+
+    @property
+    def recompute_label(self) -> str:
+        """``none``, ``selective``, ``full`` or ``full:N``, as it is written in files."""
+        return f"full:{self.recompute_num_layers}" if self.recompute_num_layers else self.recompute
+
+    def validate(self) -> Plan:
+        """Return the plan itself if every field has its type and range.
+
+        Raises:
+            PlanError: the first field that has not, with what was expected.
+        """
+        for field in fields(self):
+            _check_field(field.name, getattr(self, field.name), _FIELD_TYPES[field.name])
+        if self.recompute_num_layers and self.recompute != "full":
+            raise PlanError(f"recompute_num_layers={self.recompute_num_layers} needs recompute=full")
+        return self
+
+    def to_dict(self) -> dict[str, int | bool | str]:
+        """Every field under its name; ``recompute`` as ``full:N`` where N layers are recomputed."""
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["recompute"] = self.recompute_label
+        del data["recompute_num_layers"]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """A validated plan from :meth:`to_dict`'s form; missing fields take their defaults.
+
+        ``schedule`` may be left out: it follows from pp and vpp.
+
+        Raises:
+            PlanError: unknown fields, wrong types, values out of range.
+        """
+        values = dict(data)
+        unknown = sorted(str(key) for key in values if key not in _FIELD_TYPES)
+        if unknown:
+            raise PlanError(f"unknown plan field {unknown[0][:80]!r}; the fields are {', '.join(_FIELD_TYPES)}")
+        if "recompute" in values:
+            name, layers = parse_recompute(values["recompute"])
+            values["recompute"] = name
+            if layers:
+                values["recompute_num_layers"] = layers
+        if "schedule" not in values:
+            pp, vpp = values.get("pp", 1), values.get("vpp", 1)
+            values["schedule"] = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved-1f1b"
+        return cls(**values).validate()
+
+
+_FIELD_TYPES: dict[str, type] = {
+    field.name: {"int": int, "bool": bool, "str": str}[str(field.type)] for field in fields(Plan)
+}
+PLAN_FIELDS: tuple[str, ...] = tuple(_FIELD_TYPES)
+"""Names of all plan fields, in order: the tie-break order of rankings."""
+_ZERO_ALLOWED = frozenset({"first_stage_layers", "last_stage_layers", "recompute_num_layers", "zero"})
+
+
+def parse_recompute(text: object) -> tuple[str, int]:
+    """``full:N`` -> ("full", N); the other names come back with 0.
+
+    Raises:
+        PlanError: anything else.
+    """
+    if isinstance(text, str):
+        if text in RECOMPUTES:
+            return text, 0
+        match = re.fullmatch(r"full:([1-9][0-9]{0,8})", text)
+        if match:
+            return "full", int(match[1])
+    raise PlanError(f"recompute must be none, selective, full or full:N, got {str(text)[:80]!r}")
+
+
+def _check_field(name: str, value: object, kind: type) -> None:
+    if kind is int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise PlanError(f"{name} must be a whole number, got {str(value)[:80]!r}")
+        low = 0 if name in _ZERO_ALLOWED else 1
+        high = 3 if name == "zero" else MAX_DEGREE
+        if not low <= value <= high:
+            raise PlanError(f"{name} must be between {low} and {high}, got {str(value)[:80]}")
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise PlanError(f"{name} must be true or false, got {str(value)[:80]!r}")
+    elif value not in CHOICES[name]:
+        raise PlanError(f"{name} must be one of {', '.join(CHOICES[name])}, got {str(value)[:80]!r}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanBatch:
+    """Plans as a struct of int64 arrays of one shape [P]; names are codes, switches are 0 or 1."""
+
+    tp: IntArray
+    cp: IntArray
+    pp: IntArray
+    vpp: IntArray
+    dp: IntArray
+    micro_batch_size: IntArray
+    global_batch_size: IntArray
+    schedule: IntArray
+    layout: IntArray
+    first_stage_layers: IntArray
+    last_stage_layers: IntArray
+    sequence_parallel: IntArray
+    zero: IntArray
+    recompute: IntArray
+    recompute_num_layers: IntArray
+    precision: IntArray
+    grad_dtype: IntArray
+    cp_comm_type: IntArray
+    tp_comm_overlap: IntArray
+    overlap_grad_reduce: IntArray
+    overlap_param_gather: IntArray
+    cross_entropy_fusion: IntArray
+    cuda_graphs: IntArray
+
+    def __len__(self) -> int:
+        return int(self.tp.shape[0])
+
+    @property
+    def num_gpus(self) -> IntArray:
+        """tp * cp * pp * dp, shape [P]."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @classmethod
+    def from_plans(cls, plans: Sequence[Plan]) -> PlanBatch:
+        """A batch of the given plans, in order."""
+        return cls(**{name: np.array([_code(name, getattr(p, name)) for p in plans], np.int64) for name in PLAN_FIELDS})
+
+    @classmethod
+    def from_columns(cls, num_plans: int, columns: Mapping[str, Any]) -> PlanBatch:
+        """A batch from arrays (or scalars) by field name; fields left out take the plan's defaults.
+
+        Scalars stay one number seen P times: such columns are read-only.
+        """
+        default = Plan()
+        filled = {name: columns.get(name, _code(name, getattr(default, name))) for name in PLAN_FIELDS}
+        return cls(
+            **{k: np.broadcast_to(np.asarray(v, np.int64), (num_plans,)) for k, v in filled.items()}
+        )
+
+    @classmethod
+    def concatenate(cls, batches: Iterable[PlanBatch]) -> PlanBatch:
+        """One batch of all plans, in order."""
+        parts = list(batches)
+        return cls(**{name: np.concatenate([getattr(b, name) for b in parts]) for name in PLAN_FIELDS})
+
+    def take(self, index: Any) -> PlanBatch:
+        """The plans at ``index``: positions, a mask, or a slice."""
+        return PlanBatch(**{name: getattr(self, name)[index] for name in PLAN_FIELDS})
+
+    def plan(self, index: int) -> Plan:
+        """The plan at one position."""
+        values = {}
+        for name, kind in _FIELD_TYPES.items():
+            value = int(getattr(self, name)[index])
+            values[name] = CHOICES[name][value] if kind is str else kind(value)
+        return Plan(**values)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return (self.plan(i) for i in range(len(self)))
+
+
+def _code(name: str, value: int | bool | str) -> int:
+    return CHOICES[name].index(value) if isinstance(value, str) else int(value)
+
+
+def code(name: str, value: str) -> int:
+    """The code of a named value: ``code("schedule", "1f1b")`` is 1."""
+    return CHOICES[name].index(value)

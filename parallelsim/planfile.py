@@ -1,0 +1,336 @@
+"""Plans in files: the YAML document that ``plan --output`` writes and the other commands read.
+
+The document names its inputs, so that a plan can be simulated again from the file alone::
+
+    model: llama3-70b            # catalogue name, or a path relative to this file
+    overrides: {}                # as --set gives them
+    cluster: hgx-h100
+    num_gpus: 256
+    nic_gbit_per_s: null
+    framework: megatron-core
+    global_batch_size: 512       # sequences
+    seq_length: 8192             # tokens
+    precision: bf16
+    plans:
+    - rank: 1
+      zone: safe
+      plan: {tp: 4, cp: 1, pp: 4, ...}
+      step_time_s: 10.3          # further results are kept for the reader and not read back
+
+A file that holds one bare plan (``tp: 4`` and so on) is accepted where options give the inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallelsim.errors import OutputError, PlanError, SpecError
+from parallelsim.plan import PLAN_FIELDS, Plan
+
+
+@dataclass(frozen=True)
+class RankedPlan:
+    """One plan of a document."""
+
+    rank: int
+    plan: Plan
+    zone: str = ""
+    results: Mapping[str, Any] = field(default_factory=dict)
+    """What was predicted when the file was written: plain numbers by name."""
+    stated: frozenset[str] = frozenset()
+    """Fields of the plan that the file states; the others have their defaults."""
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """Plans with the inputs that they were made for; None where a bare plan states none."""
+
+    plans: tuple[RankedPlan, ...]
+    model: str | None = None
+    overrides: Mapping[str, int | bool | str] = field(default_factory=dict)
+    cluster: str | None = None
+    num_gpus: int | None = None
+    nic_gbit_per_s: float | None = None
+    framework: str | None = None
+    global_batch_size: int | None = None
+    seq_length: int | None = None
+    precision: str | None = None
+
+    def with_rank(self, rank: int, file: str) -> RankedPlan:
+        """The plan of one rank.
+
+        Raises:
+            PlanError: the document has none, with the ranks that it has.
+        """
+        for entry in self.plans:
+            if entry.rank == rank:
+                return entry
+        ranks = ", ".join(str(entry.rank) for entry in self.plans[:20])
+        raise PlanError(f"{file}: no plan of rank {rank}; the file has {ranks}")
+
+
+def document_text(document: PlanDocument, path: str | Path) -> str:
+    """The YAML text of a document that will lie at ``path``: model, cluster and framework files are
+    named relative to it.
+    """
+    from parallelsim.yaml_io import dump_yaml
+
+    folder = Path(os.path.abspath(path)).parent
+    data = {
+        "model": _relative(document.model, folder),
+        "overrides": dict(document.overrides),
+        "cluster": _relative(document.cluster, folder),
+        "num_gpus": document.num_gpus,
+        "nic_gbit_per_s": document.nic_gbit_per_s,
+        "framework": _relative(document.framework, folder),
+        "global_batch_size": document.global_batch_size,
+        "seq_length": document.seq_length,
+        "precision": document.precision,
+        "plans": [
+            {"rank": entry.rank, "zone": entry.zone, "plan": entry.plan.to_dict(), **entry.results}
+            for entry in document.plans
+        ],
+    }
+    return dump_yaml(data)
+
+
+def write_document(document: PlanDocument, path: str | Path, *, force: bool = False) -> None:
+    """Write a document; see :func:`write_text` for what happens to an existing file."""
+    write_text(path, document_text(document, path), force=force)
+
+
+def read_document(path: str | Path) -> PlanDocument:
+    """The document, or the bare plan, in a YAML file.
+
+    Raises:
+        OutputError: the file cannot be read.
+        SpecError: no YAML, unknown or missing keys, wrong types.
+        PlanError: a plan in it is malformed.
+    """
+    from parallelsim.yaml_io import read_yaml
+
+    data = read_yaml(path)
+    file = str(path)
+    if "plans" not in data:
+        bare = data.get("plan", data)
+        if not isinstance(bare, dict) or not set(bare) & set(PLAN_FIELDS):
+            raise SpecError("neither a list of plans nor a plan (tp: ..., pp: ...)", file=file)
+        return PlanDocument(plans=(RankedPlan(1, _plan(bare, file), stated=frozenset(bare)),))
+    _check_keys(data, file)
+    folder = Path(os.path.abspath(path)).parent
+    return PlanDocument(
+        plans=_ranked_plans(data["plans"], file),
+        model=_absolute(data["model"], folder),
+        overrides=data.get("overrides") or {},
+        cluster=_absolute(data["cluster"], folder),
+        num_gpus=data["num_gpus"],
+        nic_gbit_per_s=data.get("nic_gbit_per_s"),
+        framework=_absolute(data["framework"], folder),
+        global_batch_size=data["global_batch_size"],
+        seq_length=data["seq_length"],
+        precision=data.get("precision"),
+    )
+
+
+_REQUIRED: Mapping[str, tuple[type, ...]] = {
+    "model": (str,),
+    "cluster": (str,),
+    "num_gpus": (int,),
+    "framework": (str,),
+    "global_batch_size": (int,),
+    "seq_length": (int,),
+    "plans": (list,),
+}
+_OPTIONAL: Mapping[str, tuple[type, ...]] = {
+    "overrides": (dict,),
+    "nic_gbit_per_s": (int, float),
+    "precision": (str,),
+}
+_TYPE_NAMES = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a mapping",
+}
+_MAX_PLANS = 10_000
+_LARGEST: Mapping[str, int] = {"num_gpus": 2**20, "global_batch_size": 2**24, "seq_length": 2**27}
+
+
+def _check_keys(data: Mapping[str, Any], file: str) -> None:
+    """Refuse missing and unknown keys, wrong types and sizes out of range."""
+    known = {**_REQUIRED, **_OPTIONAL}
+    for key in data:
+        if key not in known:
+            raise SpecError(
+                f"unknown key; the keys are {', '.join(known)}", file=file, key=str(key)[:80]
+            )
+    for key, types in known.items():
+        value = data.get(key)
+        if value is None and key in _OPTIONAL:
+            continue
+        if not isinstance(value, types) or isinstance(value, bool):
+            problem = "missing" if key not in data else f"got {str(value)[:60]!r}"
+            raise SpecError(f"{problem}, expected {_TYPE_NAMES[types[0]]}", file=file, key=key)
+        if isinstance(value, int) and key in _LARGEST and not 1 <= value <= _LARGEST[key]:
+            raise SpecError(f"must be from 1 to {_LARGEST[key]}, got {value}", file=file, key=key)
+    for key, value in (data.get("overrides") or {}).items():
+        if not isinstance(value, int | str):
+            raise SpecError(
+                "expected a whole number, true, false or text",
+                file=file,
+                key=f"overrides.{str(key)[:80]}",
+            )
+
+
+def _ranked_plans(entries: list[Any], file: str) -> tuple[RankedPlan, ...]:
+    if not 1 <= len(entries) <= _MAX_PLANS:
+        raise SpecError(
+            f"needs 1 to {_MAX_PLANS} plans, has {len(entries)}", file=file, key="plans"
+        )
+    plans = []
+    for index, entry in enumerate(entries):
+        key = f"plans[{index}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("plan"), dict):
+            raise SpecError("expected a mapping with a plan", file=file, key=key)
+        rank = entry.get("rank", index + 1)
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+            raise SpecError("rank must be a whole number from 1", file=file, key=key)
+        results = {k: v for k, v in entry.items() if k not in ("rank", "zone", "plan")}
+        plan = _plan(entry["plan"], f"{file}: {key}")
+        plans.append(
+            RankedPlan(rank, plan, str(entry.get("zone", "")), results, frozenset(entry["plan"]))
+        )
+    if len({entry.rank for entry in plans}) < len(plans):
+        raise SpecError("two plans have the same rank", file=file, key="plans")
+    return tuple(plans)
+
+
+def _plan(data: Mapping[str, Any], where: str) -> Plan:
+    try:
+        return Plan.from_dict(data)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml", ".json"))
+
+
+def _relative(name: str | None, folder: Path) -> str | None:
+    """A relative path as seen from ``folder``; names and absolute paths as they are."""
+    if name is None or not (_is_path(name) or os.path.exists(name)) or os.path.isabs(name):
+        return name
+    relative = os.path.relpath(name, folder)
+    return relative if _is_path(relative) else f"./{relative}"
+
+
+def _absolute(name: str, folder: Path) -> str:
+    if not _is_path(name) or os.path.isabs(name):
+        return name
+    return os.path.relpath(folder / name) if (folder / name).exists() else str(folder / name)
+
+
+def check_writable(path: str | Path, *, force: bool = False) -> None:
+    """Refuse early, before a search, what :func:`write_text` would refuse.
+
+    Raises:
+        OutputError: the file exists (without ``force``), its folder does not, or no permission.
+    """
+    shown = _shown(path)
+    target = _target(path)
+    folder = os.path.dirname(target)
+    if os.path.isdir(target):
+        raise OutputError(f"{shown}: is a folder, expected a file name")
+    if os.path.exists(target):
+        if _is_regular(target) and not force:
+            raise OutputError(
+                f"{shown}: exists already; use --force to replace it, or another name"
+            )
+    elif not os.path.isdir(folder):
+        raise OutputError(f"{shown}: the folder does not exist")
+    if not os.access(
+        target if os.path.exists(target) and not _is_regular(target) else folder, os.W_OK
+    ):
+        raise OutputError(f"{shown}: no permission to write there")
+
+
+def write_text(
+    path: str | Path, text: str, *, force: bool = False, executable: bool = False
+) -> None:
+    """Write a file whole or not at all.
+
+    The text goes to a temporary file beside the target, which then takes the target's place;
+    without ``force`` the last step itself fails where a file exists, however recently it came. A
+    device or pipe is written to directly.
+
+    Raises:
+        OutputError: what is wrong; an existing file is then as it was.
+    """
+    check_writable(path, force=force)
+    target = _target(path)
+    content = text.encode("utf-8", errors="backslashreplace")
+    try:
+        if os.path.exists(target) and not _is_regular(target):
+            with open(target, "wb") as stream:
+                stream.write(content)
+            return
+        temporary = f"{target}.{os.getpid()}.tmp"
+        mode = 0o777 if executable else 0o666
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with open(descriptor, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            _put_in_place(temporary, target, force=force)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+    except FileExistsError:
+        raise OutputError(
+            f"{_shown(path)}: exists already; use --force to replace it, or another name"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"{_shown(path)}: cannot write: {reason}") from None
+
+
+def _put_in_place(temporary: str, target: str, *, force: bool) -> None:
+    if force:
+        if os.path.exists(target):
+            os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+        os.replace(temporary, target)
+        return
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.exists(target):
+            raise FileExistsError(target) from None
+        os.replace(temporary, target)
+
+
+def _target(path: str | Path) -> str:
+    """The file behind links, so that replacing it keeps the link."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{_shown(path)}: cannot write: {error}") from None
+
+
+def _is_regular(target: str) -> bool:
+    return stat.S_ISREG(os.stat(target).st_mode)
+
+
+def _shown(path: str | Path) -> str:
+    text = str(path)
+    text = text if text.isprintable() and text else repr(text)
+    return text if len(text) <= 200 else "..." + text[-197:]

@@ -1,0 +1,99 @@
+"""What ``--json`` prints: plain numbers in SI units under full names, in a fixed order."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parallelsim.compare import Comparison
+    from parallelsim.fit import Fit, SizedResult
+    from parallelsim.search.result import SearchResult
+    from parallelsim.simulate import Simulation
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    """The document as indented JSON; a number that is not finite becomes null."""
+    return json.dumps(_finite(data), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def ranked_rows(simulation: Simulation, first_rank: int = 1) -> list[dict[str, Any]]:
+    """One row for each plan in order: rank, zone, plan, then all that ``simulate`` gives."""
+    rows = []
+    for index in range(len(simulation.plans)):
+        row = simulation.row(index)
+        first = {"rank": first_rank + index, "zone": row["zone"], "plan": row["plan"]}
+        rows.append(first | {key: value for key, value in row.items() if key not in first})
+    return rows
+
+
+def plan_document(
+    head: Mapping[str, Any], memory_limit: float, result: SearchResult
+) -> dict[str, Any]:
+    """``plan --json``."""
+    return {
+        **head,
+        "memory_limit": memory_limit,
+        "searcher": result.searcher,
+        "num_candidates": result.num_candidates,
+        "num_feasible": result.num_feasible,
+        "num_tight": result.num_tight,
+        "reasons": dict(result.reasons),
+        "proven": result.proven,
+        "partial": result.partial,
+        "elapsed_s": result.elapsed_s,
+        "plans": ranked_rows(result.plans),
+        "faster_but_tight": ranked_rows(result.faster_but_tight, len(result.plans) + 1),
+        "nearest_miss": ranked_rows(result.nearest_miss),
+    }
+
+
+def simulate_document(head: Mapping[str, Any], simulation: Simulation) -> dict[str, Any]:
+    """``simulate --json``."""
+    return {**head, **simulation.row(0)}
+
+
+def compare_document(
+    head: Mapping[str, Any], simulation: Simulation, comparison: Comparison
+) -> dict[str, Any]:
+    """``compare --json``."""
+    return {**head, "plans": ranked_rows(simulation), "why": list(comparison.why)}
+
+
+def fit_document(head: Mapping[str, Any], fit: Fit) -> dict[str, Any]:
+    """``fit --json``."""
+    return {
+        **head,
+        "num_gpus": fit.smallest.num_gpus if fit.smallest else None,
+        "global_batch_size": fit.smallest.global_batch_size if fit.smallest else None,
+        "exhaustive": fit.exhaustive,
+        "plans": ranked_rows(fit.smallest.result.plans) if fit.smallest else [],
+        "next_smaller": _sized(fit.below) if fit.below else None,
+        "changes": [
+            {
+                "what": change.what,
+                "num_gpus": change.fit.num_gpus,
+                "plans": ranked_rows(change.fit.result.plans),
+            }
+            for change in fit.changes
+        ],
+    }
+
+
+def _sized(sized: SizedResult) -> dict[str, Any]:
+    return {
+        "num_gpus": sized.num_gpus,
+        "global_batch_size": sized.global_batch_size,
+        "reasons": dict(sized.result.reasons),
+        "nearest_miss": ranked_rows(sized.result.nearest_miss),
+    }

@@ -1,0 +1,178 @@
+"""Ranked plans as tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from parallelsim.plan import Plan
+from parallelsim.report.labels import degrees, label, largest_loss
+from parallelsim.report.tables import Column, print_table
+from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from parallelsim.cli_inputs import Inputs
+    from parallelsim.search.result import SearchResult
+    from parallelsim.simulate import Simulation
+
+OUT_OF_MEMORY = "out of memory"
+
+_PLAN_COLUMNS = (
+    Column("#"),
+    Column("TP"),
+    Column("CP", priority=5),
+    Column("PP"),
+    Column("VP", priority=4),
+    Column("DP"),
+    Column("MB"),
+    Column("SP", priority=7),
+    Column("Z", priority=6),
+    Column("recomp.", "left", priority=1),
+    Column("step"),
+    Column("tok/s/GPU", priority=3),
+    Column("MFU"),
+)
+_MEMORY_COLUMNS = (Column("GiB", priority=2), Column("mem"))
+_LOSS_COLUMN = Column("largest loss", "left", priority=1)
+_TIGHT_COLUMNS = (Column("gain"), Column("P(fits)"))
+
+
+def header(inputs: Inputs, memory_limit: float) -> list[str]:
+    """What is planned, in three lines."""
+    cluster, model = inputs.cluster, inputs.model
+    overrides = ", ".join(f"{k}={v}" for k, v in inputs.options.overrides.items())
+    tokens = format_count(inputs.global_batch_size * inputs.seq_length)
+    name = f"{model.name} ({overrides})" if overrides else model.name
+    gpu = cluster.accelerator
+    batch = f"{inputs.global_batch_size} x {inputs.seq_length} = {tokens} tokens"
+    return [
+        f"{name}, {format_count(model.num_parameters)} parameters, {inputs.framework.name}",
+        f"on {cluster.num_gpus} x {gpu.name} ({cluster.name}, nodes of {cluster.gpus_per_node})",
+        f"batch {batch} a step, {inputs.precision}; "
+        f"safe up to {memory_limit:.0%} of {format_bytes(gpu.memory_bytes)}",
+    ]
+
+
+def print_ranked(simulation: Simulation) -> None:
+    """The safe plans, best first."""
+    rows = [_cells(simulation, i) for i in range(len(simulation.plans))]
+    print_table((*_PLAN_COLUMNS, *_MEMORY_COLUMNS, _LOSS_COLUMN), rows, bold_rows=1)
+
+
+def print_tight(
+    simulation: Simulation, best_step_time_s: float | None, first_rank: int, num_shown: int
+) -> None:
+    """Tight plans with their gain over the best safe one (``-`` without one) and P(fits)."""
+    rows = []
+    for i in range(min(num_shown, len(simulation.plans))):
+        gain = "-"
+        if best_step_time_s is not None:
+            gain = f"{best_step_time_s / float(simulation.step_time_s[i]) - 1:+.1%}"
+        _, *cells, _ = _cells(simulation, i)
+        rows.append([str(first_rank + i), *cells, gain, f"{float(simulation.p_fits[i]):.0%}"])
+    print_table((*_PLAN_COLUMNS, *_MEMORY_COLUMNS, *_TIGHT_COLUMNS), rows)
+
+
+def _cells(simulation: Simulation, i: int) -> list[str]:
+    plan = simulation.plans.plan(i)
+    loss, share = largest_loss(time_terms(simulation, i))
+    return [
+        str(i + 1),
+        *(
+            str(value)
+            for value in (plan.tp, plan.cp, plan.pp, plan.vpp, plan.dp, plan.micro_batch_size)
+        ),
+        "y" if plan.sequence_parallel else "n",
+        str(plan.zero),
+        plan.recompute_label,
+        format_seconds(float(simulation.step_time_s[i])),
+        f"{float(simulation.tokens_per_s_per_gpu[i]):.0f}",
+        f"{float(simulation.mfu[i]):.1%}",
+        f"{float(simulation.peak_memory_bytes[i]) / GIB:.1f}",
+        f"{float(simulation.memory_use_frac[i]):.0%}",
+        f"{label(loss)} {share:.0%}" if loss else "-",
+    ]
+
+
+def time_terms(simulation: Simulation, i: int) -> dict[str, float]:
+    """Seconds of one plan by term."""
+    return _terms(simulation.time, i)
+
+
+def memory_terms(simulation: Simulation, i: int) -> dict[str, float]:
+    """Bytes of one plan's fullest stage by term."""
+    return _terms(simulation.memory, i)
+
+
+def _terms(breakdown: object, i: int) -> dict[str, float]:
+    from dataclasses import fields
+
+    return {field.name: float(getattr(breakdown, field.name)[i]) for field in fields(breakdown)}  # type: ignore[arg-type]
+
+
+def first_with_other_degrees(simulation: Simulation) -> int:
+    """Position of the best plan with other degrees or another micro-batch than the first.
+
+    1 where all have the same, 0 where there is only one plan.
+    """
+    plans = list(simulation.plans)
+    names = ("tp", "cp", "pp", "dp", "micro_batch_size")
+    for index, plan in enumerate(plans):
+        if any(getattr(plan, name) != getattr(plans[0], name) for name in names):
+            return index
+    return min(1, len(plans) - 1)
+
+
+def counts(result: SearchResult) -> str:
+    """How many plans were looked at, and what that proves."""
+    tried = f"{result.num_candidates:,} candidates, {result.num_feasible:,} safe"
+    tried += f", {result.num_tight:,} tight"
+    if result.partial:
+        return f"{tried}; interrupted after {format_seconds(result.elapsed_s)}: the best so far"
+    proof = "plan 1 is proved the best of them" if result.proven else "the best found, not proved"
+    return f"{tried}; {proof}; {format_seconds(result.elapsed_s)}"
+
+
+def limits(simulation: Simulation) -> str:
+    """What limits the first plan: its losses that matter, and its memory."""
+    terms = time_terms(simulation, 0)
+    total = sum(terms.values())
+    loss, share = largest_loss(terms)
+    rest = {k: v for k, v in terms.items() if k != loss}
+    second, second_share = largest_loss(rest)
+    second_share *= sum(rest.values()) / total if total else 0.0
+    words = [
+        f"{label(n)} {format_percent(s)}" for n, s in ((loss, share), (second, second_share)) if n
+    ]
+    memory = memory_terms(simulation, 0)
+    top = max(memory, key=lambda name: memory[name])
+    stage = int(np.asarray(simulation.fullest_stage)[0])
+    lost = f"of the step it loses {' and '.join(words)}; " if words else ""
+    return (
+        f"Limits of plan 1: {lost}the fullest stage, {stage}, holds "
+        f"{format_bytes(float(simulation.peak_memory_bytes[0]))}, most of it {label(top)} "
+        f"({format_bytes(memory[top])})."
+    )
+
+
+def miss(simulation: Simulation) -> str:
+    """The nearest miss: its plan, and what it needs against what there is."""
+    plan: Plan = simulation.plans.plan(0)
+    memory = memory_terms(simulation, 0)
+    largest = sorted(memory, key=lambda name: -memory[name])[:2]
+    words = " and ".join(f"{label(name)} {format_bytes(memory[name])}" for name in largest)
+    return (
+        f"{degrees(plan)}: needs {format_bytes(float(simulation.peak_memory_bytes[0]))} on stage "
+        f"{int(np.asarray(simulation.fullest_stage)[0])} ({words}), which is "
+        f"{format_percent(float(simulation.memory_use_frac[0]))} of "
+        f"{format_bytes(simulation.memory_capacity_bytes)}"
+    )
+
+
+def rejections(reasons: Mapping[str, int], at_most: int = 8) -> str:
+    """Which rule rejected how many, most first."""
+    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    words = [f"{name} {count:,}" for name, count in ordered if count][:at_most]
+    return ", ".join(words)

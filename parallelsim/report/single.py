@@ -1,0 +1,126 @@
+"""One plan in full, and plans side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from parallelsim.report.labels import MEMORY_LABELS, TIME_LABELS, degrees, label, switches
+from parallelsim.report.tables import Column, paragraph, print_table
+from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from parallelsim.compare import Comparison
+    from parallelsim.simulate import Simulation
+
+MAX_STAGES = 16
+"""Stages shown one by one; of more, the first, the last and the fullest."""
+_SHORT_MEMORY = {
+    "parameters_bytes": "params",
+    "gradients_bytes": "grads",
+    "optimizer_bytes": "optim",
+    "activations_bytes": "activ",
+    "loss_bytes": "loss",
+    "working_bytes": "working",
+    "fragmentation_bytes": "fragm",
+    "constant_bytes": "const",
+}
+VERDICTS = {
+    "safe": "fits",
+    "tight": "tight: run three steps first",
+    "out": "does not fit",
+}
+
+
+def print_simulation(simulation: Simulation, broken: Sequence[str]) -> None:
+    """Verdict, time by term, memory by stage and term."""
+    row = simulation.row(0)
+    plan = simulation.plans.plan(0)
+    click.echo(f"plan:   {degrees(plan)}\n        {switches(plan)}\n")
+    for message in broken:
+        click.echo(f"cannot run: {message}")
+    click.echo(
+        f"memory: {VERDICTS[row['zone']]}; the fullest stage, {row['fullest_stage']}, needs "
+        f"{format_bytes(row['peak_memory_bytes'])} of {format_bytes(row['memory_capacity_bytes'])} "
+        f"({format_percent(row['memory_use_frac'])}), P(fits) {row['p_fits']:.0%}"
+    )
+    click.echo(
+        f"speed:  {format_seconds(row['step_time_s'])} a step, "
+        f"{format_count(row['tokens_per_s'])} tokens/s, "
+        f"{row['tokens_per_s_per_gpu']:.0f} tokens/s/GPU, "
+        f"MFU {format_percent(row['mfu'])}, HFU {format_percent(row['hfu'])}\n"
+    )
+    print_table(
+        (Column("time", "left"), Column("step"), Column("share")),
+        [
+            *_time_rows(row["time"], row["step_time_s"]),
+            ["step", format_seconds(row["step_time_s"]), "100.0 %"],
+        ],
+    )
+    click.echo("\nMemory by stage, GiB")
+    _print_stages(row["memory_per_stage"], row["fullest_stage"])
+
+
+def _time_rows(time: dict[str, float], step_time_s: float) -> list[list[str]]:
+    shares = {name: value / step_time_s if step_time_s else 0.0 for name, value in time.items()}
+    return [
+        [label(name), format_seconds(time[name]), format_percent(shares[name])]
+        for name in time
+        if time[name]
+    ]
+
+
+def _print_stages(stages: Sequence[dict[str, Any]], fullest: int) -> None:
+    shown = list(range(len(stages)))
+    if len(stages) > MAX_STAGES:
+        shown = sorted({*range(MAX_STAGES - 4), fullest, len(stages) - 2, len(stages) - 1})
+    terms = [name for name in stages[0] if name.endswith("_bytes") and name != "total_bytes"]
+    columns = [Column("stage"), Column("layers", priority=1)]
+    columns += [Column(_SHORT_MEMORY.get(name, label(name))) for name in terms] + [Column("total")]
+    rows = []
+    for index in shown:
+        stage = stages[index]
+        mark = "*" if index == fullest else ""
+        cells = [f"{mark}{stage['stage']}", f"{stage['layers']:g}"]
+        rows.append([*cells, *(f"{stage[name] / GIB:.2f}" for name in (*terms, "total_bytes"))])
+    print_table(columns, rows)
+    hidden = len(stages) - len(shown)
+    click.echo(f"* the fullest stage{f'; {hidden} stages between are not shown' if hidden else ''}")
+
+
+def print_comparison(simulation: Simulation, comparison: Comparison) -> None:
+    """Time and memory of each plan by term, and one sentence a plan on why the first wins."""
+    num_plans = len(comparison.step_time_s)
+    for rank, plan in zip(comparison.ranks, simulation.plans, strict=True):
+        click.echo(f"plan {rank}: {degrees(plan)}")
+    click.echo("")
+    columns = [
+        Column("", "left"),
+        *(
+            Column(f"plan {comparison.ranks[i]}", priority=i if i > 1 else 0)
+            for i in range(num_plans)
+        ),
+    ]
+    columns += [Column(f"{comparison.ranks[1]} - {comparison.ranks[0]}", priority=num_plans)]
+    rows = []
+    for name in TIME_LABELS:
+        if any(comparison.time.get(name, ())):
+            rows.append(_row(label(name), comparison.time[name], format_seconds))
+    rows.append(_row("step", comparison.step_time_s, format_seconds))
+    rows.append([""] * (num_plans + 2))
+    for name in MEMORY_LABELS:
+        if any(comparison.memory.get(name, ())):
+            rows.append(_row(label(name), comparison.memory[name], format_bytes))
+    rows.append(_row("peak of the fullest stage", comparison.peak_memory_bytes, format_bytes))
+    print_table(columns, rows)
+    click.echo("")
+    for sentence in comparison.why:
+        click.echo(paragraph(sentence))
+
+
+def _row(name: str, values: Sequence[float], shown: Any) -> list[str]:
+    difference = values[1] - values[0]
+    sign = "+" if difference > 0 else "-" if difference < 0 else ""
+    return [name, *(shown(value) for value in values), f"{sign}{shown(abs(difference))}"]

@@ -1,0 +1,1 @@
+"""The search layer: spaces of plans and the searchers that rank them."""

@@ -1,0 +1,35 @@
+"""What a search found, what it rejected, and what it proved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parallelsim.simulate import Simulation
+
+OUT_OF_MEMORY = "out of memory"
+"""The reason of plans that obey every rule and do not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Ranked plans and the account of the rest."""
+
+    plans: Simulation
+    """Safe plans, fastest first; ties by memory, then by the plan's fields."""
+    faster_but_tight: Simulation
+    """Plans faster than the best safe one that may run out of memory, fastest first."""
+    nearest_miss: Simulation
+    """The plan with the least memory among those that obey every rule; empty if none does."""
+    num_candidates: int
+    num_feasible: int
+    """Safe plans."""
+    num_tight: int
+    reasons: Mapping[str, int]
+    """Plans that each rule rejects (a plan may break several), and those out of memory."""
+    proven: bool
+    """Every candidate was examined: no plan of the space is better than the first."""
+    partial: bool
+    """The search was interrupted; the plans are the best so far."""
+    elapsed_s: float
+    searcher: str

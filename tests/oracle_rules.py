@@ -1,0 +1,143 @@
+"""Which rules one plan breaks, restated with plain integers: the names of ``parallelsim.rules``."""
+
+from __future__ import annotations
+
+from parallelsim.cluster import ClusterSpec
+from parallelsim.framework import FrameworkSpec
+from parallelsim.model import ModelSpec
+from parallelsim.plan import Plan
+
+
+def chunk_layers(model: ModelSpec, plan: Plan) -> list[int] | None:
+    """Layers of every virtual stage, or None where the layout does not divide."""
+    p, v, layers = plan.pp, plan.vpp, model.num_layers
+    if plan.layout == "first-last":
+        ends = [plan.first_stage_layers, plan.last_stage_layers]
+        rest = layers - sum(ends)
+        if min(ends) < 1 or p < 2 or (p == 2 and rest) or (p > 2 and (rest < 1 or rest % (p - 2))):
+            return None
+        stages = [ends[0], *[rest // max(p - 2, 1)] * (p - 2), ends[1]]
+        if any(held % v for held in stages):
+            return None
+        return [held // v for held in stages for _ in range(v)]
+    embedding = int(plan.layout in ("embedding", "embedding-loss"))
+    loss = int(plan.layout in ("loss", "embedding-loss"))
+    if (layers + embedding + loss) % (p * v):
+        return None
+    chunks = [(layers + embedding + loss) // (p * v)] * (p * v)
+    chunks[0] -= embedding
+    chunks[-1] -= loss
+    return chunks
+
+
+def broken(
+    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+) -> set[str]:
+    """Names of the rules that the plan breaks."""
+    return (
+        _broken_shape(model, cluster, framework, plan)
+        | _broken_pipeline(model, plan)
+        | _broken_switches(plan)
+        | _broken_capabilities(cluster, framework, plan)
+    )
+
+
+def _broken_shape(
+    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+) -> set[str]:
+    found = set()
+    tp, cp, seq_length = plan.tp, plan.cp, model.seq_length
+    if tp * cp * plan.pp * plan.dp != cluster.num_gpus:
+        found.add("uses-all-gpus")
+    for layer, _ in model.layer_kinds:
+        heads, groups = layer.attention.num_heads, layer.attention.num_query_groups
+        if heads % tp:
+            found.add("heads-divide-by-tp")
+        replicates = framework.capabilities.kv_replication and tp % groups == 0
+        if groups % tp and not replicates:
+            found.add("kv-heads-split-over-tp")
+        if layer.mlp.ffn_hidden_size % tp:
+            found.add("ffn-divides-by-tp")
+        if cp > 1 and plan.cp_comm_type == "a2a" and (heads % (tp * cp) or groups % (tp * cp)):
+            found.add("a2a-heads-divide-by-cp")
+        window = layer.attention.window
+        if cp > 1 and plan.cp_comm_type == "p2p" and window and window < seq_length:
+            found.add("window-needs-a2a-or-all-gather")
+    if cp > 1 and seq_length % (2 * cp):
+        found.add("sequence-divides-by-cp")
+    if plan.sequence_parallel and seq_length % (cp * tp):
+        found.add("sequence-divides-by-tp")
+    if plan.sequence_parallel and tp == 1:
+        found.add("sequence-parallel-needs-tp")
+    if plan.global_batch_size % (plan.micro_batch_size * plan.dp):
+        found.add("batch-divides-by-replicas")
+    return found
+
+
+def _broken_pipeline(model: ModelSpec, plan: Plan) -> set[str]:
+    found = set()
+    if plan.pp == 1:
+        matches = plan.schedule == "none" and plan.vpp == 1
+    elif plan.vpp > 1:
+        matches = plan.schedule == "interleaved-1f1b"
+    else:
+        matches = plan.schedule in ("1f1b", "gpipe")
+    if not matches:
+        found.add("schedule-matches-stages")
+    micro_batches = plan.global_batch_size // (plan.micro_batch_size * plan.dp)
+    if plan.schedule == "interleaved-1f1b" and (micro_batches == 0 or micro_batches % plan.pp):
+        found.add("interleaving-needs-micro-batches")
+    given = plan.first_stage_layers > 0 or plan.last_stage_layers > 0
+    chunks = chunk_layers(model, plan)
+    if chunks is None:
+        is_first_last = plan.layout == "first-last"
+        found.add("first-last-fits" if is_first_last else "layers-divide-by-stages")
+    if given and plan.layout != "first-last":
+        found.add("first-last-fits")
+    if plan.layout != "even" and plan.pp == 1:
+        found.add("layout-needs-stages")
+    if plan.recompute_num_layers and plan.recompute != "full":
+        found.add("recompute-within-stage")
+    if chunks is not None and plan.recompute_num_layers > max(chunks):
+        found.add("recompute-within-stage")
+    return found
+
+
+def _broken_switches(plan: Plan) -> set[str]:
+    found = set()
+    if plan.cuda_graphs and plan.recompute == "full":
+        found.add("cuda-graphs-without-full-recompute")
+    if plan.tp_comm_overlap and not plan.sequence_parallel:
+        found.add("tp-overlap-needs-sequence-parallel")
+    if plan.overlap_param_gather and not (plan.zero >= 1 and plan.overlap_grad_reduce):
+        found.add("param-gather-overlap-needs-zero")
+    if plan.zero >= 2 and plan.pp > 1:
+        found.add("zero-2-needs-one-stage")
+    if plan.precision == "fp32" and plan.grad_dtype != "fp32":
+        found.add("fp32-needs-fp32-gradients")
+    return found
+
+
+def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> set[str]:
+    can = framework.capabilities
+    block = plan.recompute == "full" and plan.recompute_num_layers > 0
+    switches = (
+        "sequence_parallel",
+        "tp_comm_overlap",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "cross_entropy_fusion",
+        "cuda_graphs",
+    )
+    checks = {
+        "precision-on-accelerator": plan.precision in cluster.accelerator.precisions,
+        "framework-has-schedule": plan.schedule in ("none", *can.schedules),
+        "framework-has-zero-stage": plan.zero in can.zero_stages,
+        "framework-has-cp-type": plan.cp == 1 or plan.cp_comm_type in can.cp_comm_types,
+        "framework-has-precision": plan.precision in can.precisions,
+        "framework-has-grad-dtype": plan.grad_dtype in can.grad_dtypes,
+        "framework-has-layout": plan.layout in can.layouts,
+        "framework-has-recompute": ("block" if block else plan.recompute) in can.recomputes,
+        "framework-has-switches": all(getattr(can, s) for s in switches if getattr(plan, s)),
+    }
+    return {name for name, obeyed in checks.items() if not obeyed}

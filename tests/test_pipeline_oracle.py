@@ -1,0 +1,160 @@
+"""The pipeline's closed forms against a replay: the longest path of the schedule's DAG.
+
+Each stage runs its forwards (F) and backwards (B) in the order that the schedule fixes; F waits for
+the previous virtual stage, B for the next one. Transfers are free. Virtual stage j of stage i is
+number j p + i; m micro-batches, v virtual stages a stage.
+"""
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelsim.pipeline import in_flight_micro_batches, pipeline_time
+from parallelsim.plan import code
+
+Operation = tuple[str, int, int]  # F or B, virtual stage of the rank, micro-batch
+EXACT = 1e-9
+
+
+def order(schedule: str, p: int, v: int, m: int, stage: int) -> list[Operation]:
+    """What one stage runs, first to last (arXiv:2104.04473 section 2.2, Megatron's numbering)."""
+    if schedule == "gpipe":
+        return [("F", 0, k) for k in range(m)] + [("B", 0, k) for k in range(m)]
+    total = m * v
+    warmup = p - stage - 1 if schedule == "1f1b" else 2 * (p - stage - 1) + (v - 1) * p
+    warmup = min(warmup, total)
+
+    def numbered(kind: str, k: int) -> Operation:
+        chunk, micro_batch = k % (p * v) // p, k // (p * v) * p + k % p
+        return kind, chunk if kind == "F" else v - 1 - chunk, micro_batch
+
+    if schedule == "1f1b":
+
+        def numbered(kind: str, k: int) -> Operation:
+            return kind, 0, k
+
+    operations = [numbered("F", k) for k in range(warmup)]
+    for k in range(total - warmup):
+        operations += [numbered("F", warmup + k), numbered("B", k)]
+    return operations + [numbered("B", k) for k in range(total - warmup, total)]
+
+
+def makespan(schedule: str, v: int, m: int, forward: list[float], backward: list[float]) -> float:
+    """Seconds until the last operation ends; the stage times are split evenly over its chunks."""
+    p = len(forward)
+    graph = nx.DiGraph()
+    for i in range(p):
+        operations = order(schedule, p, v, m, i)
+        assert len(set(operations)) == 2 * m * v
+        previous = None
+        for kind, j, k in operations:
+            number = j * p + i
+            node = (kind, number, k)
+            if previous is not None:
+                graph.add_edge(previous, node)
+            if kind == "F" and number > 0:
+                graph.add_edge(("F", number - 1, k), node)
+            if kind == "B" and number < p * v - 1:
+                graph.add_edge(("B", number + 1, k), node)
+            previous = node
+    ends: dict[Operation, float] = {}
+    for node in nx.topological_sort(graph):
+        start = max((ends[before] for before in graph.predecessors(node)), default=0.0)
+        stage = node[1] % p
+        ends[node] = start + (forward if node[0] == "F" else backward)[stage] / v
+    return max(ends.values())
+
+
+def closed_form(v: int, m: int, forward: list[float], backward: list[float]) -> float:
+    tau = [f + b for f, b in zip(forward, backward, strict=True)]
+    columns = [np.array([float(x)]) for x in (max(tau), sum(tau), m, v)]
+    time = pipeline_time(*columns)
+    return float(time.steady_s[0] + time.bubble_s[0])
+
+
+CASES = [
+    (schedule, p, v, m)
+    for schedule, chunks in (("gpipe", (1,)), ("1f1b", (1,)), ("interleaved-1f1b", (2, 3, 4)))
+    for p in (2, 3, 4, 8)
+    for v in chunks
+    for m in ((1, 2, 5, 8, 16) if v == 1 else (p, 2 * p, 4 * p))
+]
+
+
+@pytest.mark.parametrize(("schedule", "p", "v", "m"), CASES)
+def test_equal_stages_are_exact(schedule: str, p: int, v: int, m: int) -> None:
+    forward, backward = [0.3] * p, [0.7] * p
+    replay = makespan(schedule, v, m, forward, backward)
+    assert closed_form(v, m, forward, backward) == pytest.approx(replay, rel=EXACT)
+
+
+@pytest.mark.parametrize(("schedule", "p", "v", "m"), CASES)
+@pytest.mark.parametrize("slower", [1.05, 1.5, 3.0])
+def test_a_slower_last_stage_is_exact(
+    schedule: str, p: int, v: int, m: int, slower: float
+) -> None:
+    forward, backward = [0.3] * p, [0.7] * p
+    forward[-1] *= slower
+    backward[-1] *= slower
+    replay = makespan(schedule, v, m, forward, backward)
+    assert closed_form(v, m, forward, backward) == pytest.approx(replay, rel=EXACT)
+
+
+@pytest.mark.parametrize(("schedule", "p", "v", "m"), [case for case in CASES if case[2] == 1])
+@pytest.mark.parametrize("slower", [1.05, 1.5, 3.0])
+def test_a_slower_first_stage_is_exact_without_virtual_stages(
+    schedule: str, p: int, v: int, m: int, slower: float
+) -> None:
+    forward, backward = [0.3] * p, [0.7] * p
+    forward[0] *= slower
+    backward[0] *= slower
+    replay = makespan(schedule, v, m, forward, backward)
+    assert closed_form(v, m, forward, backward) == pytest.approx(replay, rel=EXACT)
+
+
+@given(
+    case=st.sampled_from(CASES),
+    first=st.floats(0.5, 2.0),
+    last=st.floats(0.5, 2.0),
+    middle=st.floats(0.5, 2.0),
+    forward_share=st.floats(0.2, 0.5),
+)
+def test_uneven_stages_lie_between_the_slowest_stage_and_the_closed_form(
+    case: tuple[str, int, int, int], first: float, last: float, middle: float, forward_share: float
+) -> None:
+    """The forward takes the same share of every stage, so one stage is the slowest in both."""
+    schedule, p, v, m = case
+    tau = [first, *[1.0] * (p - 2), last]
+    if p > 2:
+        tau[p // 2] = middle
+    forward = [forward_share * t for t in tau]
+    backward = [(1 - forward_share) * t for t in tau]
+    replay = makespan(schedule, v, m, forward, backward)
+    assert m * max(tau) <= replay * (1 + EXACT)
+    assert replay <= closed_form(v, m, forward, backward) * (1 + EXACT)
+
+
+@pytest.mark.parametrize(("schedule", "p", "v", "m"), CASES)
+def test_micro_batches_in_flight_are_those_of_the_schedule(
+    schedule: str, p: int, v: int, m: int
+) -> None:
+    for stage in range(p):
+        held = peak = 0
+        for kind, _, _ in order(schedule, p, v, m, stage):
+            held += 1 if kind == "F" else -1
+            peak = max(peak, held)
+        schedules = np.array([code("schedule", schedule)], np.int64)
+        columns = [np.array([float(x)]) for x in (p, v, stage, m)]
+        found = in_flight_micro_batches(schedules, *columns)
+        assert float(found[0]) == pytest.approx(peak / v, rel=EXACT)
+
+
+def test_more_micro_batches_never_raise_the_bubble_share() -> None:
+    m = np.arange(1.0, 200.0)
+    ones = np.ones_like(m)
+    for slowest, total, v in ((1.0, 8.0, 1.0), (1.3, 8.0, 1.0), (1.1, 15.0, 4.0)):
+        time = pipeline_time(slowest * ones, total * ones, m, v * ones)
+        share = time.bubble_s / (time.steady_s + time.bubble_s)
+        assert (np.diff(share) <= 0).all()

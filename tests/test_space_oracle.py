@@ -1,0 +1,266 @@
+"""The search space is complete and the search exact: nested loops over single plans say the same.
+
+``SearchSpace`` yields each canonical plan once. Here the values of every field are looped over one
+by one, the scalar rules judge each combination, and what is left is compared as a set.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+from oracle_rules import broken, chunk_layers
+from parallelsim.search.grid import grid_search
+from parallelsim.search.space import SearchSpace
+
+from parallelsim.catalog import load_cluster, load_framework, load_model
+from parallelsim.cluster import ClusterSpec
+from parallelsim.framework import FrameworkSpec
+from parallelsim.model import ModelSpec
+from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan, PlanBatch
+from parallelsim.rules import broken_rules
+from parallelsim.simulate import simulate
+
+Staging = dict[str, int | str]
+
+SPACES = (
+    ("llama3-8b", 8, 64, "megatron-core", "hgx-h100"),
+    ("llama3-8b", 16, 48, "megatron-core", "hgx-h100"),
+    ("gpt2-xl", 8, 24, "megatron-core", "hgx-h100"),
+    ("gpt2-xl", 8, 16, "megatron-lm-2022", "dgx-a100-80gb"),
+    ("gemma2-27b", 8, 16, "megatron-core", "hgx-h100"),
+)
+LARGEST_MICRO_BATCH = 64
+LIGHTEST_END = 3
+"""Layers that the first or last stage may have fewer than the stages between."""
+each_space = pytest.mark.parametrize(
+    ("model_name", "num_gpus", "global_batch_size", "framework_name", "cluster_name"), SPACES
+)
+
+
+def degrees(cluster: ClusterSpec) -> Iterator[dict[str, int]]:
+    """tp, cp, pp, dp that fill the GPUs, tp inside the innermost tier."""
+    sizes = [n for n in range(1, cluster.num_gpus + 1) if cluster.num_gpus % n == 0]
+    for tp, cp, pp in product(sizes, repeat=3):
+        dp, rest = divmod(cluster.num_gpus, tp * cp * pp)
+        if dp and not rest and tp <= cluster.domain_size:
+            yield {"tp": tp, "cp": cp, "pp": pp, "dp": dp}
+
+
+def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[Staging]:
+    """Every way to cut the layers, schedule the chunks and recompute, once each."""
+    selective_helps = not framework.compute.flash_attention
+    for cut in cuts(model, pp):
+        largest = max(chunk_layers(model, Plan(pp=pp, **cut)) or [0])
+        depths: list[tuple[str, int]] = [("none", 0), ("full", 0)]
+        depths += [("selective", 0)] if selective_helps else []
+        depths += [("full", n) for n in range(1, largest)]
+        for schedule, (recompute, depth) in product(SCHEDULES, depths):
+            plan = {"recompute": recompute, "recompute_num_layers": depth}
+            yield {**cut, "schedule": schedule, **plan}
+
+
+def cuts(model: ModelSpec, pp: int) -> Iterator[Staging]:
+    """Layouts and virtual stages that cut the layers, each set of chunks once."""
+    for layout in LAYOUTS if pp > 1 else ("even",):
+        ends = range(1, model.num_layers) if layout == "first-last" else (0,)
+        for first, last in product(ends, repeat=2):
+            if layout == "first-last" and not is_slightly_uneven(model, pp, first, last):
+                continue
+            for vpp in range(1, model.num_layers + 3) if pp > 1 else (1,):
+                fields = {"first_stage_layers": first, "last_stage_layers": last}
+                cut = {"layout": layout, "vpp": vpp, **fields}
+                if is_canonical_cut(model, pp, cut):
+                    yield cut
+
+
+def is_slightly_uneven(model: ModelSpec, pp: int, first: int, last: int) -> bool:
+    """Whether both ends have at most ``LIGHTEST_END`` layers fewer than the other stages."""
+    rest = model.num_layers - first - last
+    middle = rest // (pp - 2) if pp > 2 else max(first, last)
+    return rest >= 0 and all(0 <= middle - end <= LIGHTEST_END for end in (first, last))
+
+
+def is_canonical_cut(model: ModelSpec, pp: int, cut: Staging) -> bool:
+    """Whether the cut exists, and no earlier layout makes the same chunks."""
+    chunks = chunk_layers(model, Plan(pp=pp, **cut))
+    if chunks is None:
+        return False
+    plain = {"vpp": cut["vpp"], "first_stage_layers": 0, "last_stage_layers": 0}
+    earlier = LAYOUTS[: LAYOUTS.index(str(cut["layout"]))]
+    others = (chunk_layers(model, Plan(pp=pp, **plain, layout=layout)) for layout in earlier)
+    return chunks not in others
+
+
+def choices(framework: FrameworkSpec, degree: dict[str, int]) -> Iterator[dict[str, int | str]]:
+    """Sequence parallelism, ZeRO and kind of context parallelism, with the switches they decide."""
+    can = framework.capabilities
+    shards = degree["dp"] * degree["cp"]
+    for sequence_parallel, zero, kind in product((False, True), (0, 1, 2, 3), CP_COMM_TYPES):
+        without_effect = (
+            (sequence_parallel and degree["tp"] == 1)
+            or (zero and shards == 1)
+            or (degree["cp"] == 1 and kind != "p2p")
+        )
+        if not without_effect:
+            reduces = can.overlap_grad_reduce and shards > 1
+            yield {
+                "sequence_parallel": sequence_parallel,
+                "zero": zero,
+                "cp_comm_type": kind,
+                "tp_comm_overlap": can.tp_comm_overlap and sequence_parallel,
+                "overlap_grad_reduce": reduces,
+                "overlap_param_gather": reduces and can.overlap_param_gather and zero > 0,
+                "cross_entropy_fusion": can.cross_entropy_fusion,
+            }
+
+
+PIPELINE_RULES = {
+    "schedule-matches-stages",
+    "interleaving-needs-micro-batches",
+    "layers-divide-by-stages",
+    "first-last-fits",
+    "layout-needs-stages",
+    "recompute-within-stage",
+    "framework-has-schedule",
+    "framework-has-layout",
+    "framework-has-recompute",
+}
+"""They see pp, the number of micro-batches and the staging alone; the other rules see the rest."""
+
+
+def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
+    """The fields beside the staging that obey the rules, with all stagings that go with them."""
+    inputs = (space.model, space.cluster, space.framework)
+    by_pp: dict[int, list[Staging]] = {}
+    obeying: dict[tuple[int, bool], list[Staging]] = {}
+    for degree in degrees(space.cluster):
+        pp = degree["pp"]
+        if pp not in by_pp:
+            by_pp[pp] = list(stagings(space.model, space.framework, pp))
+        for micro_batch_size in range(1, LARGEST_MICRO_BATCH + 1):
+            batch = {"global_batch_size": space.global_batch_size}
+            batch["micro_batch_size"] = micro_batch_size
+            for chosen in choices(space.framework, degree):
+                shared = {**degree, **batch, **chosen}
+                plan = Plan(**shared)
+                if broken(*inputs, plan) - PIPELINE_RULES:
+                    continue
+                whole_rounds = plan.num_micro_batches % pp == 0
+                if (pp, whole_rounds) not in obeying:
+                    obeying[pp, whole_rounds] = [
+                        staging
+                        for staging in by_pp[pp]
+                        if not broken(*inputs, Plan(**shared, **staging)) & PIPELINE_RULES
+                    ]
+                yield shared, obeying[pp, whole_rounds]
+
+
+def _space(
+    model_name: str,
+    num_gpus: int,
+    global_batch_size: int,
+    framework_name: str,
+    cluster_name: str,
+) -> SearchSpace:
+    return SearchSpace(
+        load_model(model_name),
+        load_cluster(cluster_name, num_gpus=num_gpus),
+        load_framework(framework_name),
+        global_batch_size,
+    )
+
+
+def _valid(space: SearchSpace) -> PlanBatch:
+    """What the space yields, less what the rules refuse."""
+    inputs = (space.model, space.cluster, space.framework)
+    blocks = [block.take(broken_rules(*inputs, block) == 0) for block in space.blocks()]
+    return PlanBatch.concatenate(blocks)
+
+
+@each_space
+def test_space_equals_the_nested_loops(
+    model_name: str, num_gpus: int, global_batch_size: int, framework_name: str, cluster_name: str
+) -> None:
+    space = _space(model_name, num_gpus, global_batch_size, framework_name, cluster_name)
+    expected = {Plan(**shared, **staging) for shared, all_ in halves(space) for staging in all_}
+    yielded = list(_valid(space))
+    assert len(set(yielded)) == len(yielded), "a plan comes twice"
+    missing, extra = expected - set(yielded), set(yielded) - expected
+    for name, plans in (("missing", missing), ("too many", extra)):
+        assert not plans, f"{len(plans)} {name} of {len(expected)}: {min(plans, key=str)}"
+    assert space.num_candidates == sum(len(block) for block in space.blocks())
+
+
+def test_space_of_llama3_70b_on_256_gpus_has_as_many_plans_as_the_nested_loops() -> None:
+    space = _space("llama3-70b", 256, 512, "megatron-core", "hgx-h100")
+    assert len(_valid(space)) == sum(len(all_) for _, all_ in halves(space))
+
+
+@each_space
+def test_grid_search_equals_brute_force(
+    model_name: str, num_gpus: int, global_batch_size: int, framework_name: str, cluster_name: str
+) -> None:
+    space = _space(model_name, num_gpus, global_batch_size, framework_name, cluster_name)
+    inputs = (space.model, space.cluster, space.framework)
+    plans = _valid(space)
+    simulation = simulate(*inputs, plans)
+    order = np.lexsort(
+        [
+            *[getattr(plans, name) for name in reversed(PLAN_FIELDS)],
+            simulation.peak_memory_bytes,
+            simulation.step_time_s,
+        ]
+    )
+    safe = [i for i in order.tolist() if simulation.zone[i] == 0]
+    result = grid_search(space, top_k=20)
+    assert list(result.plans.plans) == [plans.plan(i) for i in safe[:20]]
+    assert np.array_equal(result.plans.step_time_s, simulation.step_time_s[safe[:20]])
+    assert result.num_candidates == space.num_candidates
+    assert result.num_feasible == len(safe)
+    assert result.num_tight == int((simulation.zone == 1).sum())
+    assert result.reasons.get("out of memory", 0) == int((simulation.zone == 2).sum())
+    assert result.proven
+    assert not result.partial
+
+    best = simulation.step_time_s[safe[0]] if safe else np.inf
+    tight = [
+        i
+        for i in order.tolist()
+        if simulation.zone[i] == 1 and simulation.step_time_s[i] < best
+    ]
+    shown = list(result.faster_but_tight.plans)
+    assert shown == [plans.plan(i) for i in tight[: len(shown)]]
+    assert bool(shown) == bool(tight)
+
+
+@each_space
+def test_no_two_rows_of_a_ranking_predict_the_same_numbers(
+    model_name: str, num_gpus: int, global_batch_size: int, framework_name: str, cluster_name: str
+) -> None:
+    """Plans that differ only in what has no effect are one row."""
+    space = _space(model_name, num_gpus, global_batch_size, framework_name, cluster_name)
+    seen: dict[str, Plan] = {}
+    ranked = grid_search(space, top_k=200).plans
+    for i, plan in enumerate(ranked.plans):
+        row = ranked.row(i)
+        numbers = str([row["time"], row["memory"], row["hfu"]])
+        assert numbers not in seen, f"row {i} {plan} predicts what {seen[numbers]} does"
+        seen[numbers] = plan
+
+
+def test_grid_search_is_deterministic_and_its_top_k_are_nested() -> None:
+    space = _space(*SPACES[0])
+    first, second = grid_search(space, top_k=10), grid_search(space, top_k=10)
+    assert list(first.plans.plans) == list(second.plans.plans)
+    fewer = grid_search(space, top_k=3)
+    assert list(fewer.plans.plans) == list(first.plans.plans)[:3]
+
+
+def test_fixed_fields_and_limits_cut_the_space_and_nothing_else() -> None:
+    whole = list(_valid(_space(*SPACES[0])))
+    space = _space(*SPACES[0])
+    inputs = (space.model, space.cluster, space.framework, space.global_batch_size)
+    fixed = SearchSpace(*inputs, fixed={"tp": 2, "zero": 1}, limits={"cp": (1, 2)})
+    expected = {p for p in whole if p.tp == 2 and p.zero == 1 and p.cp in (1, 2)}
+    assert set(_valid(fixed)) == expected
