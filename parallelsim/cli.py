@@ -18,6 +18,7 @@ import click
 from parallelsim.cli_catalog import clusters, frameworks, models
 from parallelsim.cli_plan import fit, plan
 from parallelsim.cli_simulate import compare, export, simulate
+from parallelsim.cli_validate import validate
 from parallelsim.errors import ParallelSimError
 
 EXIT_USAGE = 2
@@ -60,7 +61,7 @@ class Program(click.Group):
             return _fail(str(error), error.exit_code)
         except (KeyboardInterrupt, click.Abort):
             return _fail("interrupted", EXIT_INTERRUPTED)
-        except BrokenPipeError:
+        except (BrokenPipeError, SystemExit):  # the latter is click's answer to a closed pipe
             _silence_stdout()
             return 0
         except OSError as error:
@@ -112,5 +113,5 @@ def main() -> None:
     """
 
 
-for _command in (plan, simulate, fit, compare, export, models, clusters, frameworks):
+for _command in (plan, simulate, fit, compare, export, validate, models, clusters, frameworks):
     main.add_command(_command)

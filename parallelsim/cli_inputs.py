@@ -183,6 +183,8 @@ def search_values(
     for name, values in search.limits.items():
         if isinstance(values, range):
             values = range(values.start, min(values.stop, largest + 1))
+            if name == "micro_batch_size":
+                values = [n for n in values if global_batch_size % n == 0]
             if not values:
                 raise PlanError(
                     f"--limit {name}={values.start}..: nothing of this size exceeds {largest}"
@@ -208,7 +210,7 @@ def _check_fixed(fixed: Mapping[str, Value], num_gpus: int, global_batch_size: i
 
 def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
     """The ranked plans for the inputs."""
-    from parallelsim.search.grid import grid_search
+    from parallelsim.fit import search_with_nearest_miss
     from parallelsim.search.space import SearchSpace
 
     fixed, limits = search_values(
@@ -223,7 +225,7 @@ def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
         fixed=fixed,
         limits=limits,
     )
-    return grid_search(space, top_k=top, memory_limit=search.memory_limit)
+    return search_with_nearest_miss(space, top, search.memory_limit)
 
 
 def fit_task(options: SpecOptions, search: SearchOptions) -> Task:

@@ -24,8 +24,8 @@ from parallelsim.cli_values import (
 )
 from parallelsim.errors import PlanError
 from parallelsim.plan import CHOICES, PRECISIONS
+from parallelsim.planfile import MAX_GPUS
 
-MAX_GPUS = 2**20
 MAX_BATCH = 2**24
 
 SEARCHERS = ("grid",)

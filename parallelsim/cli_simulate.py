@@ -17,6 +17,7 @@ from parallelsim.cli_options import (
 from parallelsim.cli_values import Value, number_up_to, whole_number
 from parallelsim.errors import PlanError, SpecError
 from parallelsim.plan import Plan
+from parallelsim.planfile import with_sane_size
 
 if TYPE_CHECKING:
     from parallelsim.planfile import PlanDocument
@@ -117,7 +118,7 @@ def _one_plan(
 
     inputs = load_inputs(spec, num_gpus, any_precision=True)
     fields |= {"global_batch_size": inputs.global_batch_size, "precision": inputs.precision}
-    return inputs, Plan.from_dict(fields)
+    return inputs, with_sane_size(Plan.from_dict(fields))
 
 
 def _num_gpus(spec: SpecOptions, fields: dict[str, Any]) -> int:
@@ -133,6 +134,7 @@ def _num_gpus(spec: SpecOptions, fields: dict[str, Any]) -> int:
                 f"tp x cp x pp = {used} does not divide {num_gpus} GPUs; change one or give --dp"
             )
         fields["dp"] = num_gpus // used
+    with_sane_size(Plan.from_dict({name: fields.get(name, 1) for name in (*_DEGREES, "dp")}))
     return used * int(fields["dp"]) if spec.num_gpus is None else spec.num_gpus
 
 

@@ -1,7 +1,7 @@
 """Where it is trained: accelerators, and the network between them as tiers.
 
-A tier is one level of the network seen from a GPU: the NVLink domain, then the NICs of the rail or leaf,
-then the spine. ``size`` counts the GPUs that one instance of the tier joins.
+A tier is one level of the network seen from a GPU: the NVLink domain, then the NICs of the rail or
+leaf, then the spine. ``size`` counts the GPUs that one instance of the tier joins.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class ClusterSpec:
     accelerator: AcceleratorSpec
     gpus_per_node: int
     tiers: tuple[Tier, ...]
-    """Innermost first. ``tiers[0]`` is the NVLink (or PCIe, xGMI) domain that collectives use at link speed."""
+    """Innermost first. ``tiers[0]`` is the NVLink (or PCIe, xGMI) domain that collectives use at
+    link speed.
+    """
     num_gpus: int
     max_gpus: int | None = None
     """Largest size that the source states; None where none is stated."""
@@ -144,7 +146,8 @@ class ClusterSpec:
         """The same kind of cluster with ``num_gpus`` GPUs.
 
         Raises:
-            SpecError: a size that whole nodes cannot give, with the nearest that they can; more than one
+            SpecError: a size that whole nodes cannot give, with the nearest that they can; more
+            than one
                 node where the file states no network between nodes.
         """
         node = self.gpus_per_node
@@ -153,7 +156,8 @@ class ClusterSpec:
         if num_gpus < node and node % num_gpus:
             sizes = ", ".join(str(n) for n in range(1, node + 1) if node % n == 0)
             raise SpecError(
-                f"{self.name} has {node} GPUs a node; inside one node use {sizes}, got {num_gpus}", key="--gpus"
+                f"{self.name} has {node} GPUs a node; inside one node use {sizes}, got {num_gpus}",
+                key="--gpus",
             )
         if num_gpus > node and num_gpus % node:
             low = num_gpus // node * node
@@ -163,7 +167,9 @@ class ClusterSpec:
                 key="--gpus",
             )
         if self.max_gpus is not None and num_gpus > self.max_gpus:
-            raise SpecError(f"{self.name} has at most {self.max_gpus} GPUs, got {num_gpus}", key="--gpus")
+            raise SpecError(
+                f"{self.name} has at most {self.max_gpus} GPUs, got {num_gpus}", key="--gpus"
+            )
         if num_gpus > self.domain_size and len(self.tiers) < 2:
             raise SpecError(
                 f"no source states the network between nodes of {self.name}; "

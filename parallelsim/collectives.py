@@ -1,8 +1,9 @@
-"""Collectives into seconds: measured curves inside the innermost tier, rail-aligned rings across tiers.
+"""Collectives into seconds: measured curves inside the innermost tier, rail-aligned rings across
+tiers.
 
-A group of n ranks is placed by its stride: ranks order tp, cp, dp, pp, innermost first, so tp has stride
-1, cp stride tp, the data-parallel group (dp * cp ranks) stride tp. ``bytes`` are always those of the whole
-tensor: what every rank holds after an all-gather or before a reduce-scatter.
+A group of n ranks is placed by its stride: ranks order tp, cp, dp, pp, innermost first, so tp has
+stride 1, cp stride tp, the data-parallel group (dp * cp ranks) stride tp. ``bytes`` are always
+those of the whole tensor: what every rank holds after an all-gather or before a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from parallelsim.cluster import COLLECTIVES, ClusterSpec, CollectiveFit
 from parallelsim.operators import FloatArray, IntArray
 
 TREE_STEPS_PER_LEVEL = 6.0
-"""Latency steps of a tree all-reduce for each doubling of the nodes, up and down (EQUATIONS_TIME A10)."""
+"""Latency steps of a tree all-reduce for each doubling of the nodes, up and down (EQUATIONS_TIME
+A10).
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +52,9 @@ class Network:
     def group(self, num_ranks: IntArray | FloatArray, stride: IntArray | FloatArray) -> Group:
         """The group of ``num_ranks`` ranks that are ``stride`` GPUs apart."""
         ranks = np.asarray(num_ranks, np.float64)
-        inside = [np.minimum(ranks, np.maximum(np.floor(size / stride), 1.0)) for size in self._sizes[:-1]]
+        inside = [
+            np.minimum(ranks, np.maximum(np.floor(size / stride), 1.0)) for size in self._sizes[:-1]
+        ]
         return Group(ranks, (*inside, ranks) if len(self._sizes) > 1 else (ranks,))
 
     def all_gather(self, num_bytes: FloatArray, group: Group) -> FloatArray:
@@ -67,15 +72,21 @@ class Network:
     def all_reduce(self, num_bytes: FloatArray, group: Group) -> FloatArray:
         """Seconds until every rank holds the sum.
 
-        Inside a domain the measured curve (NVLS where the hardware has it); across, a reduce-scatter and
-        an all-gather whose latency is that of the ring or of a tree, whichever is lower.
+        Inside a domain the measured curve (NVLS where the hardware has it); across, a
+        reduce-scatter and an all-gather whose latency is that of the ring or of a tree, whichever
+        is lower.
         """
         if len(group.per_tier) == 1:
             return self._inside("all_reduce", 2 * num_bytes, group.num_ranks)
         time = self._inside("all_reduce", 2 * num_bytes, group.per_tier[0])
         for below, within, tier in self._outer_tiers(group):
             instances = within / below
-            wire = 2 * (1 - below / within) * num_bytes / (below * tier.bandwidth_bytes_per_s * tier.efficiency)
+            wire = (
+                2
+                * (1 - below / within)
+                * num_bytes
+                / (below * tier.bandwidth_bytes_per_s * tier.efficiency)
+            )
             steps = np.minimum(2 * instances, TREE_STEPS_PER_LEVEL * np.log2(instances))
             time = np.maximum(time, wire + tier.latency_s * np.where(instances > 1, steps, 0.0))
         return time
@@ -90,7 +101,8 @@ class Network:
         return time
 
     def p2p_rate(self, distance: IntArray | FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(bytes/s, latency s) between two ranks ``distance`` GPUs apart at the far end of their group.
+        """(bytes/s, latency s) between two ranks ``distance`` GPUs apart at the far end of their
+        group.
 
         ``distance`` counts the GPUs that the two ends span: within the domain they use its links.
         """
@@ -106,7 +118,11 @@ class Network:
         time = self._inside(op, num_bytes, group.per_tier[0])
         for below, within, tier in self._outer_tiers(group):
             instances = within / below
-            wire = (1 - below / within) * num_bytes / (below * tier.bandwidth_bytes_per_s * tier.efficiency)
+            wire = (
+                (1 - below / within)
+                * num_bytes
+                / (below * tier.bandwidth_bytes_per_s * tier.efficiency)
+            )
             time = np.maximum(time, wire + tier.latency_s * np.where(instances > 1, instances, 0.0))
         return time
 
@@ -114,7 +130,9 @@ class Network:
         return zip(group.per_tier[:-1], group.per_tier[1:], self.cluster.tiers[1:], strict=True)
 
     def _inside(self, op: str, num_bytes: FloatArray, num_ranks: FloatArray) -> FloatArray:
-        """Two-line curve on the ranks of one domain; ``num_bytes`` is already doubled for an all-reduce."""
+        """Two-line curve on the ranks of one domain; ``num_bytes`` is already doubled for an
+        all-reduce.
+        """
         curve = self._curves[op]
         ranks = np.minimum(num_ranks, len(curve.a1_s) - 1).astype(np.int64)
         moved = num_bytes * (1 - 1 / np.maximum(num_ranks, 1.0))
@@ -125,17 +143,18 @@ class Network:
 
 
 def _tabulate(fit: CollectiveFit, domain_size: int) -> _Curve:
-    """The curve at 0..domain_size ranks: latency linear in n - 1, bandwidth linear in log n between the
-    measured counts, both continued by the last slope (latency) or the last value (bandwidth) above them.
+    """The curve at 0..domain_size ranks: latency linear in n - 1, bandwidth linear in log n
+    between the measured counts, both continued by the last slope (latency) or the last value
+    (bandwidth) above them.
     """
     ranks = np.arange(domain_size + 1, dtype=np.float64)
     safe = np.maximum(ranks, 2.0)
     known = np.array(fit.num_ranks, np.float64)
 
     def latency(values: tuple[float, ...]) -> FloatArray:
-        inner = np.interp(safe, known, values)
+        inner: FloatArray = np.interp(safe, known, values)
         if len(known) < 2:
-            return inner * safe / known[0]
+            return np.asarray(inner * safe / known[0])
         slope = max((values[-1] - values[-2]) / (known[-1] - known[-2]), 0.0)
         return np.where(safe > known[-1], values[-1] + slope * (safe - known[-1]), inner)
 
@@ -143,5 +162,10 @@ def _tabulate(fit: CollectiveFit, domain_size: int) -> _Curve:
         return 1 / np.interp(np.log2(safe), np.log2(known), values)
 
     alone = ranks < 2
-    columns = (latency(fit.a1_s), inverse_bandwidth(fit.bw1_bytes_per_s), latency(fit.a2_s), inverse_bandwidth(fit.bw2_bytes_per_s))
+    columns = (
+        latency(fit.a1_s),
+        inverse_bandwidth(fit.bw1_bytes_per_s),
+        latency(fit.a2_s),
+        inverse_bandwidth(fit.bw2_bytes_per_s),
+    )
     return _Curve(*(np.where(alone, 0.0, column) for column in columns))

@@ -28,23 +28,30 @@ STREAM_EFFICIENCY = 0.75
 _FP8 = tuple(name.startswith(("fp8", "mxfp8", "nvfp4")) for name in PRECISIONS)
 IS_FP8 = np.array(_FP8)
 """By precision code: GEMMs run in 8 bits or fewer."""
-CURRENT_SCALING = np.array([name in ("fp8-current", "fp8-blockwise") for name in PRECISIONS], np.float64)
+CURRENT_SCALING = np.array(
+    [name in ("fp8-current", "fp8-blockwise") for name in PRECISIONS], np.float64
+)
 """By precision code: the scale is found from the tensor itself, one more pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmRates:
-    """Sustained rates by precision code, each an array over ``PRECISIONS``; NaN where unsupported."""
+    """Sustained rates by precision code, each an array over ``PRECISIONS``; NaN where
+    unsupported.
+    """
 
     flops: FloatArray
     """P e_max g: what an infinite GEMM sustains."""
     bytes_in: FloatArray
     """Bytes of an input element."""
+    bytes_out: FloatArray
     k0: FloatArray
 
 
 def gemm_rates(accelerator: AcceleratorSpec, framework: FrameworkSpec) -> GemmRates:
-    """P e_max g of every precision: burst efficiency times sustained clocks times the software's factor."""
+    """P e_max g of every precision: burst efficiency times sustained clocks times the software's
+    factor.
+    """
     gemm = accelerator.gemm
     sustained = accelerator.sustained_efficiency * framework.compute.gemm_efficiency
     flops, k0 = [], []
@@ -59,7 +66,8 @@ def gemm_rates(accelerator: AcceleratorSpec, framework: FrameworkSpec) -> GemmRa
         else:
             flops.append(peak * gemm.max_efficiency * sustained)
             k0.append(gemm.k0)
-    return GemmRates(np.array(flops), np.where(IS_FP8, 1.0, 2.0), np.array(k0))
+    bytes_out = np.where(np.array(PRECISIONS) == "fp32", 4.0, 2.0)
+    return GemmRates(np.array(flops), np.where(IS_FP8, 1.0, bytes_out), bytes_out, np.array(k0))
 
 
 def peak_flops(accelerator: AcceleratorSpec, precision: str) -> float:
@@ -78,14 +86,15 @@ def gemm_time(
 ) -> FloatArray:
     """Seconds of one GEMM.
 
-    t = max( 2 (m + m0) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0   (EQUATIONS_TIME A1, B1)
+    t = max( 2 (m + m0) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0   (EQUATIONS_TIME
+    A1, B1)
 
     Neglects: tile and wave quantisation (no gain on whole steps), layouts other than the forward's.
     """
     fit = accelerator.gemm
     m, n, k = gemm
     flops = 2.0 * (m + fit.m0) * (n + fit.n0) * (k + rates.k0[precision])
-    moved = rates.bytes_in[precision] * (m * k + n * k) + 2.0 * m * n
+    moved = rates.bytes_in[precision] * (m * k + n * k) + rates.bytes_out[precision] * m * n
     memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
     return np.maximum(flops / rates.flops[precision], moved / memory) + fit.launch_s
 
@@ -93,7 +102,9 @@ def gemm_time(
 def gemm_backward_time(
     accelerator: AcceleratorSpec, rates: GemmRates, precision: IntArray, gemm: Gemm
 ) -> FloatArray:
-    """Seconds of both backward GEMMs: input gradient (m, k, n) and weight gradient 1.06 (n, k, m)."""
+    """Seconds of both backward GEMMs: input gradient (m, k, n) and weight gradient 1.06 (n, k,
+    m).
+    """
     m, n, k = gemm
     input_gradient = gemm_time(accelerator, rates, precision, Gemm(m, k, n))
     weight_gradient = gemm_time(accelerator, rates, precision, Gemm(n, k, m))
@@ -109,7 +120,9 @@ def attention_time(
     *,
     dropout: bool,
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds of one attention core, forward and backward; ``steps`` kernels are launched (cp in a ring)."""
+    """Seconds of one attention core, forward and backward; ``steps`` kernels are launched (cp in a
+    ring).
+    """
     if framework.compute.flash_attention:
         return _flash_attention_time(accelerator, framework, head_dim, core, steps)
     return _unfused_attention_time(accelerator, framework, head_dim, core, dropout=dropout)
@@ -122,9 +135,11 @@ def _flash_attention_time(
     core: AttentionCore,
     steps: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """t = max( F / (P e_d alpha s_l / (s_l + s0)), bytes / (B b_a) ) + t0   (EQUATIONS_TIME A2, B2).
+    """T = max( F / (P e_d alpha s_l / (s_l + s0)), bytes / (B b_a) ) + t0   (EQUATIONS_TIME A2,
+    B2).
 
-    alpha: this software's kernel over the measured one. Backward: a fixed ratio. Neglects fp8 attention.
+    alpha: this software's kernel over the measured one. Backward: a fixed ratio. Neglects fp8
+    attention.
     """
     fit = accelerator.attention
     alpha = framework.compute.attention_efficiency.get(accelerator.architecture, 1.0)
@@ -146,15 +161,17 @@ def _unfused_attention_time(
 ) -> tuple[FloatArray, FloatArray]:
     """Two batched GEMMs and the passes over the scores (EQUATIONS_TIME A3).
 
-    t = 2 max( 2 N d / (0.55 P g), 2 N / (0.8 B) ) + 2 t0 + bytes N / b; twice the GEMMs backward. The
-    full square is computed, also for causal masks.
+    t = 2 max( 2 N d / (0.55 P g), 2 N / (0.8 B) ) + 2 t0 + bytes N / b; twice the GEMMs backward.
+    The full square is computed, also for causal masks.
     """
     bandwidth = accelerator.memory_bandwidth_bytes_per_s
     sustained = accelerator.sustained_efficiency * framework.compute.gemm_efficiency
     rate = UNFUSED_GEMM_EFFICIENCY * _sixteen_bit_peak(accelerator) * sustained
     memory = UNFUSED_MEMORY_EFFICIENCY * bandwidth
     product = np.maximum(2.0 * core.scores * head_dim / rate, 2.0 * core.scores / memory)
-    kind = "eager" if not framework.compute.fused_softmax else "fused-dropout" if dropout else "fused"
+    kind = (
+        "eager" if not framework.compute.fused_softmax else "fused-dropout" if dropout else "fused"
+    )
     forward_bytes, backward_bytes = SOFTMAX_BYTES[kind]
     stream = STREAM_EFFICIENCY * bandwidth
     launch = accelerator.gemm.launch_s

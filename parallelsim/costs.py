@@ -1,15 +1,19 @@
 """Seconds and bytes of one layer, the embedding and the head, tabulated over the distinct shapes.
 
 Operators depend on few plan fields (:class:`~parallelsim.operators.OperatorKeys`). A table over the
-distinct combinations is computed once; each plan then looks up its row. That is what makes millions of
-plans a second possible.
+distinct combinations is computed once; each plan then looks up its row. That is what makes
+millions of plans a second possible.
 
-Layer kinds (sliding and full attention, say) are averaged by their share of the model: exact where every
-stage holds them in that proportion, as alternating layers do on stages with an even number of layers.
+Layer kinds (sliding and full attention, say) are averaged by their share of the model: exact where
+every stage holds them in that proportion, as alternating layers do on stages with an even number
+of layers.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -54,7 +58,11 @@ from parallelsim.plan import PlanBatch, code
 from parallelsim.savedtensors import embedding_bytes, gathered_bytes, layer_saved_bytes, loss_bytes
 
 GRADIENT_ACCUMULATION_BYTES = 9.0
-"""Moved for each parameter and micro-batch where weight gradients are added outside the GEMM (A5)."""
+"""Moved for each parameter and micro-batch where weight gradients are added outside the GEMM
+(A5).
+"""
+LOSS_FORWARD_SHARE = 0.4
+"""Of the passes over the logits (A8)."""
 SELECTIVE = code("recompute", "selective")
 
 
@@ -81,7 +89,11 @@ class EdgeCosts:
     """Of the embedding and the head, for one micro-batch on one rank; float64 of shape [K]."""
 
     embedding_s: FloatArray
+    """Forward and backward."""
+    embedding_forward_s: FloatArray
     head_s: FloatArray
+    """Forward and backward, with the loss."""
+    head_forward_s: FloatArray
     embedding_parameters: FloatArray
     output_parameters: FloatArray
     """Output matrix, tied or not."""
@@ -104,7 +116,10 @@ def layer_costs(
         for layer, count in model.layer_kinds
     ]
     return LayerCosts(
-        **{f.name: sum(share * getattr(c, f.name) for share, c in parts) for f in fields(LayerCosts)}
+        **{
+            f.name: _sum(share * getattr(c, f.name) for share, c in parts)
+            for f in fields(LayerCosts)
+        }
     )
 
 
@@ -118,8 +133,8 @@ def _one_layer(
 ) -> LayerCosts:
     accelerator = network.cluster.accelerator
     gemms = layer_gemms(model, layer, keys)
-    gemm_f = sum(gemm_time(accelerator, rates, keys.precision, g) for g in gemms)
-    gemm_b = sum(gemm_backward_time(accelerator, rates, keys.precision, g) for g in gemms)
+    gemm_f = _sum(gemm_time(accelerator, rates, keys.precision, g) for g in gemms)
+    gemm_b = _sum(gemm_backward_time(accelerator, rates, keys.precision, g) for g in gemms)
     parameters = rank_layer_parameters(model, layer, keys)
 
     core = attention_core(model, layer, keys)
@@ -202,44 +217,56 @@ def edge_costs(
 ) -> EdgeCosts:
     """Embedding and head.
 
-    head = logits GEMM (T, V/tp, h) forward and backward in 16 bits + kappa passes over 4 T V/tp bytes +
-    exposed collectives; embedding = 14 T h bytes + a reduce-scatter (EQUATIONS_TIME A8, B7)
+    head = logits GEMM (T, V/tp, h) forward and backward in 16 bits + kappa passes over 4 T V/tp
+    bytes + exposed collectives; embedding = 4 T h bytes and a reduce-scatter forward, 10 T h
+    backward (EQUATIONS_TIME A8, B7)
     """
     accelerator, compute = network.cluster.accelerator, framework.compute
     rates = gemm_rates(accelerator, framework)
     tokens, h = keys.tokens(model), np.full(len(keys.tp), float(model.hidden_size))
     vocab = rank_vocab(model, keys.tp)
     head_precision = np.where(IS_FP8[keys.precision], code("precision", "bf16"), keys.precision)
-    logits = Gemm(tokens, vocab, h)
-    passes = np.where(
-        keys.cross_entropy_fusion > 0, compute.fused_cross_entropy_passes, compute.cross_entropy_passes
-    )
-    head = gemm_time(accelerator, rates, head_precision, logits)
-    head = head + gemm_backward_time(accelerator, rates, head_precision, logits)
-    head = head + memory_bound_time(accelerator, framework, passes * 4.0 * tokens * vocab)
-    head = head + head_tensor_parallel_exposed(model, framework.overlap, network, keys)
+    gemms = [Gemm(tokens, vocab, h)]
     if model.head_transform:
-        transform = Gemm(tokens, h, h)
-        head = head + gemm_time(accelerator, rates, head_precision, transform)
-        head = head + gemm_backward_time(accelerator, rates, head_precision, transform)
+        gemms.append(Gemm(tokens, h, h))
+    passes = np.where(
+        keys.cross_entropy_fusion > 0,
+        compute.fused_cross_entropy_passes,
+        compute.cross_entropy_passes,
+    )
+    forward = _sum(gemm_time(accelerator, rates, head_precision, g) for g in gemms)
+    backward = _sum(gemm_backward_time(accelerator, rates, head_precision, g) for g in gemms)
+    loss = memory_bound_time(accelerator, framework, passes * 4.0 * tokens * vocab)
+    exposed = head_tensor_parallel_exposed(model, framework.overlap, network, keys)
     group = network.group(keys.tp, np.ones(len(keys.tp)))
+    tensor = keys.element_bytes * tokens * h
+    embedding_forward = memory_bound_time(accelerator, framework, 2.0 * tensor)
+    embedding_forward = embedding_forward + network.reduce_scatter(tensor, group)
     output_parameters, head_parameters = rank_head_parameters(model, keys)
     return EdgeCosts(
-        embedding_s=memory_bound_time(accelerator, framework, 14.0 * tokens * h)
-        + network.reduce_scatter(2.0 * tokens * h, group),
-        head_s=head,
+        embedding_s=embedding_forward
+        + memory_bound_time(accelerator, framework, 5.0 * tensor),
+        embedding_forward_s=embedding_forward,
+        head_s=forward + backward + loss + exposed,
+        head_forward_s=forward + LOSS_FORWARD_SHARE * loss + exposed / 3,
         embedding_parameters=rank_embedding_parameters(model, keys),
         output_parameters=output_parameters,
         head_parameters=head_parameters,
-        checkpoint_bytes=2.0 * tokens * h / keys.sequence_shards,
+        checkpoint_bytes=tensor / keys.sequence_shards,
         embedding_bytes=embedding_bytes(model, keys),
         gathered_bytes=gathered_bytes(model, keys),
         loss_bytes=loss_bytes(model, framework, keys),
     )
 
 
+def _sum(terms: Iterable[FloatArray]) -> FloatArray:
+    return functools.reduce(operator.add, terms)
+
+
 class CostTable:
-    """Layer and edge costs over the distinct keys of a set of plans; :meth:`rows` finds each plan's row."""
+    """Layer and edge costs over the distinct keys of a set of plans; :meth:`rows` finds each
+    plan's row.
+    """
 
     def __init__(
         self, model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plans: PlanBatch
@@ -308,7 +335,9 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
 
 
 def _distinct(column: IntArray) -> IntArray:
-    """Sorted distinct values; by marking where the values are small, which is far faster than sorting."""
+    """Sorted distinct values; by marking where the values are small, which is far faster than
+    sorting.
+    """
     if len(column) == 0:
         return column
     top = int(column.max())

@@ -5,7 +5,7 @@
     ParallelSimError
     ├── SpecError              a model, cluster or framework description is wrong
     │   └── UnknownNameError   a name that the catalogue does not have
-    ├── PlanError              a plan that is malformed (a plan that only breaks a rule is an answer, not an error)
+    ├── PlanError              a malformed plan (one that only breaks a rule is an answer)
     ├── ExportError            a target cannot express the plan
     ├── OutputError            a file cannot be read or written
     └── NoFeasiblePlanError    a search found nothing that fits

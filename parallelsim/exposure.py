@@ -1,4 +1,6 @@
-"""Which communication the critical path pays for: tensor, context, pipeline and data parallelism."""
+"""Which communication the critical path pays for: tensor, context, pipeline and data
+parallelism.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,13 @@ def tensor_parallel_exposed(
 ) -> Exposed:
     """Tensor-parallel collectives of one layer that the GEMMs do not hide.
 
-    With sequence parallelism 2 all-gathers and 2 reduce-scatters forward, 3 and 2 backward (one gather is
-    redone for the weight gradient); without, 2 all-reduces each way; half of each where attention and
-    MLP run in parallel. S = 2 T h bytes, half in fp8 gathers. A constant share is exposed (B4, A9).
+    With sequence parallelism 2 all-gathers and 2 reduce-scatters forward, 3 and 2 backward (one
+    gather is redone for the weight gradient); without, 2 all-reduces each way; half of each where
+    attention and MLP run in parallel. S = 2 T h bytes, half in fp8 gathers. A constant share is
+    exposed (B4, A9).
     """
     group = network.group(keys.tp, np.ones(len(keys.tp)))
-    tensor = 2.0 * keys.tokens(model) * model.hidden_size
+    tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
     gather = network.all_gather(np.where(IS_FP8[keys.precision], 0.5, 1.0) * tensor, group)
     scatter = network.reduce_scatter(tensor, group)
     reduce = network.all_reduce(tensor, group)
@@ -55,9 +58,11 @@ def tensor_parallel_exposed(
 def head_tensor_parallel_exposed(
     model: ModelSpec, overlap: OverlapFacts, network: Network, keys: OperatorKeys
 ) -> FloatArray:
-    """Collectives around the output matrix: 2 gathers and a reduce-scatter, half of them hidden (B7)."""
+    """Collectives around the output matrix: 2 gathers and a reduce-scatter, half of them hidden
+    (B7).
+    """
     group = network.group(keys.tp, np.ones(len(keys.tp)))
-    tensor = 2.0 * keys.tokens(model) * model.hidden_size
+    tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
     share = np.where(keys.tp_comm_overlap > 0, overlap.tp_exposed_user_buffers, overlap.tp_exposed)
     total = 2 * network.all_gather(tensor, group) + network.reduce_scatter(tensor, group)
     return 0.5 * share * total
@@ -73,15 +78,16 @@ def context_parallel_exposed(
 ) -> Exposed:
     """Exchange of keys and values (or heads) between the context-parallel ranks of one layer.
 
-    p2p ring: r = (cp - 1) (4 T k/tp / B + 20 us) forward, twice the bytes backward; hidden behind the
-    attention of (cp - 1)/cp of the steps, but a share of r always shows (B5).
-    all-gather: keys and values gathered forward and backward, gradients reduce-scattered; not hidden.
-    a2a: Q, K, V and the output re-sharded from sequence to heads and back, forward and backward; not hidden.
+    p2p ring: r = (cp - 1) (4 T k/tp / B + 20 us) forward, twice the bytes backward; hidden behind
+    the attention of (cp - 1)/cp of the steps, but a share of r always shows (B5).
+    all-gather: keys and values gathered forward and backward, gradients reduce-scattered; not
+    hidden. a2a: Q, K, V and the output re-sharded from sequence to heads and back, forward and
+    backward; not hidden.
     """
     cp = keys.cp.astype(np.float64)
     tokens = keys.tokens(model)
-    kv_bytes = 4.0 * tokens * kv_width(layer, keys.tp)
-    query_bytes = 2.0 * tokens * layer.attention.query_width / keys.tp
+    kv_bytes = 2 * keys.element_bytes * tokens * kv_width(layer, keys.tp)
+    query_bytes = keys.element_bytes * tokens * layer.attention.query_width / keys.tp
     rate, _ = network.p2p_rate(keys.tp * keys.cp)
     group = network.group(keys.cp, keys.tp)
 
@@ -103,11 +109,17 @@ def context_parallel_exposed(
 
 
 def pipeline_transfer_time(
-    overlap: OverlapFacts, network: Network, num_bytes: FloatArray, pp: FloatArray, num_gpus: FloatArray
+    overlap: OverlapFacts,
+    network: Network,
+    num_bytes: FloatArray,
+    pp: FloatArray,
+    num_gpus: FloatArray,
 ) -> FloatArray:
-    """Seconds of one transfer between neighbouring stages, averaged over the boundaries; 0 with pp = 1.
+    """Seconds of one transfer between neighbouring stages, averaged over the boundaries; 0 with pp
+    = 1.
 
-    t = t0 + S (x / B_network + (1 - x) / B_link), x the share of boundaries that leave a domain (A11, B8)
+    t = t0 + S (x / B_network + (1 - x) / B_link), x the share of boundaries that leave a domain
+    (A11, B8)
     """
     stride = num_gpus / pp
     domain = float(network.cluster.domain_size)
@@ -136,12 +148,13 @@ def data_parallel_exposed(
 ) -> FloatArray:
     """Seconds of gradient reduction and parameter gathering that a step pays for.
 
-    exposed = max(t - eta share w tau, floor t) for each collective, t itself without overlap   (B10)
+    exposed = max(t - eta share w tau, floor t) for each collective, t itself without overlap
+    (B10)
 
     ZeRO 0: one all-reduce of the gradients. ZeRO 1: one reduce-scatter, one all-gather of the
-    parameters. ZeRO 2: a reduce-scatter for each micro-batch. ZeRO 3: two gathers for each micro-batch
-    too. ``window`` w counts the micro-batches whose computation a collective can run behind.
-    Neglects: bucket sizes, contention with tensor-parallel traffic.
+    parameters. ZeRO 2: a reduce-scatter for each micro-batch. ZeRO 3: two gathers for each
+    micro-batch too. ``window`` w counts the micro-batches whose computation a collective can run
+    behind. Neglects: bucket sizes, contention with tensor-parallel traffic.
     """
     group = network.group(num_ranks, stride)
     sharded = zero > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,11 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.simulate import TIGHT_LIMIT
+from parallelsim.simulate import TIGHT_LIMIT, simulate
 
 if TYPE_CHECKING:
     from parallelsim.search.result import SearchResult
+    from parallelsim.search.space import SearchSpace
 
 MAX_GPUS = 65_536
 """Clusters of unstated size are tried up to here."""
@@ -75,7 +77,6 @@ class Task:
 
     def search(self, num_gpus: int) -> SizedResult:
         """The best plan for one size."""
-        from parallelsim.search.grid import grid_search
         from parallelsim.search.space import SearchSpace
 
         batch = self.global_batch_size or default_global_batch_size(self.model, num_gpus)
@@ -88,7 +89,7 @@ class Task:
             fixed=dict(self.fixed or {}),
             limits=dict(self.limits or {}),
         )
-        result = grid_search(space, top_k=1, memory_limit=self.memory_limit)
+        result = search_with_nearest_miss(space, 1, self.memory_limit)
         if result.partial:
             raise KeyboardInterrupt
         return SizedResult(num_gpus, batch, result)
@@ -118,6 +119,23 @@ class Task:
                 )
             )
         return tries
+
+
+def search_with_nearest_miss(space: SearchSpace, top_k: int, memory_limit: float) -> SearchResult:
+    """A grid search that names its nearest miss wherever some plan obeys every rule.
+
+    The search passes over plans whose lower bound is out of memory. Where that was all of them, a
+    second pass without a memory limit finds the one that needs least.
+    """
+    from parallelsim.search import grid
+
+    result = grid.grid_search(space, top_k=top_k, memory_limit=memory_limit)
+    if len(result.nearest_miss) or result.partial:
+        return result
+    free = grid.grid_search(space, top_k=1, memory_limit=math.inf)
+    inputs = (space.model, space.cluster, space.framework)
+    miss = simulate(*inputs, free.nearest_miss.plans, memory_limit)
+    return replace(result, nearest_miss=miss, partial=free.partial)
 
 
 def default_global_batch_size(model: ModelSpec, num_gpus: int) -> int:

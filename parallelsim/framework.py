@@ -1,7 +1,8 @@
 """What the training software keeps, fuses, gathers, overlaps, and can run at all.
 
-The fourth input beside model, cluster and plan: the same plan under two frameworks differs by gigabytes
-and tens of percent. A framework is data (``frameworks/*.yaml``), never a branch on its name.
+The fourth input beside model, cluster and plan: the same plan under two frameworks differs by
+gigabytes and tens of percent. A framework is data (``frameworks/*.yaml``), never a branch on its
+name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ class Capabilities:
     schedules: tuple[str, ...]
     zero_stages: tuple[int, ...]
     cp_comm_types: tuple[str, ...]
-    """Context-parallel communication: p2p (ring), all-gather, a2a (Ulysses); empty: no context parallelism."""
+    """Context-parallel communication: p2p (ring), all-gather, a2a (Ulysses); empty: no context
+    parallelism.
+    """
     precisions: tuple[str, ...]
     grad_dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
@@ -31,7 +34,9 @@ class Capabilities:
     cross_entropy_fusion: bool
     cuda_graphs: bool
     kv_replication: bool
-    """Tensor parallelism above the number of key/value heads replicates them (else it is refused)."""
+    """Tensor parallelism above the number of key/value heads replicates them (else it is
+    refused).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,9 @@ class ComputeFacts:
     attention_efficiency: Mapping[str, float]
     """By accelerator architecture: this software's attention kernel over the measured table's."""
     gemm_efficiency: float
-    """This software's GEMMs over the accelerator's sustained rate (1 for cuBLAS through Transformer Engine)."""
+    """This software's GEMMs over the accelerator's sustained rate (1 for cuBLAS through
+    Transformer Engine).
+    """
     memory_bound_efficiency: float
     """Share of memory bandwidth that norms, activations, residuals and RoPE reach."""
     fused_rmsnorm: bool
@@ -87,7 +94,9 @@ class OverlapFacts:
     p2p_exposed_interleaved: float
     p2p_latency_s: float
     scatter_gather_p2p: bool
-    """Stage boundaries send 1/tp of the activations from each rank even without sequence parallelism."""
+    """Stage boundaries send 1/tp of the activations from each rank even without sequence
+    parallelism.
+    """
     dp_overlap_efficiency: float
     """Share of the overlap window that data-parallel collectives can use."""
     dp_exposed_floor: float
@@ -112,7 +121,9 @@ class MemoryFacts:
     optimizer_bytes: float
     """Adam's two moments."""
     optimizer_step_bytes_per_param: float
-    """Transient of the optimizer step for each resident parameter with ZeRO 1 (not divided by the group)."""
+    """Transient of the optimizer step for each resident parameter with ZeRO 1 (not divided by the
+    group).
+    """
     unfused_norm_bytes: float
     """fp32 copies that the two eager RMSNorms of a layer keep, for each token and hidden unit."""
     param_gather_buffer: float

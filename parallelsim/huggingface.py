@@ -75,6 +75,8 @@ class _Family:
     """A key that switches every bias at once (StarCoder 2), true if left out."""
     window: str = "none"
     """How layers get a sliding window: none, all, alternate (first local), upper (Qwen)."""
+    rotary_percent: float = 1.0
+    """Where ``partial_rotary_factor`` is left out."""
     default_window: int | None = None
     """Where the key ``sliding_window`` is left out."""
 
@@ -100,7 +102,11 @@ _FAMILIES: Mapping[str, _Family] = {
         default_window=4096,
     ),
     "nemotron": _Family(
-        groups_default=True, gated=False, activation="squared-relu", layernorm=True
+        groups_default=True,
+        gated=False,
+        activation="squared-relu",
+        layernorm=True,
+        rotary_percent=0.5,
     ),
     "phi3": _Family(groups_default=True, qkv_bias=False, window="all"),
     "starcoder2": _Family(
@@ -153,6 +159,8 @@ def _decoder(config: ConfigReader, name: str, family: _Family) -> ModelSpec:
         default_global_batch_tokens=0,
         blocks=_blocks(layer, windows),
         tied_embeddings=config.flag("tie_word_embeddings", family.tied_embeddings),
+        rotary_base=config.number("rope_theta", default=10_000.0),
+        rotary_percent=config.number("partial_rotary_factor", default=family.rotary_percent),
         norm="layernorm" if family.layernorm else "rmsnorm",
         norm_bias=family.layernorm,
         hidden_dropout=config.share("resid_pdrop", "residual_dropout", "hidden_dropout"),
@@ -257,6 +265,8 @@ def _gpt_neox(config: ConfigReader, name: str) -> ModelSpec:
         (Block(num_layers, (layer,)),),
         max_seq_length=config.whole("max_position_embeddings"),
         tied_embeddings=config.flag("tie_word_embeddings", False),
+        rotary_base=config.number("rotary_emb_base", default=10_000.0),
+        rotary_percent=config.number("rotary_pct", default=0.25),
         hidden_dropout=config.share("hidden_dropout"),
         attention_dropout=config.share("attention_dropout"),
     )
@@ -294,6 +304,7 @@ def _falcon(config: ConfigReader, name: str) -> ModelSpec:
         max_seq_length=config.whole("max_position_embeddings", default=2048),
         tied_embeddings=config.flag("tie_word_embeddings", True),
         position_embedding="alibi" if config.flag("alibi", False) else "rope",
+        rotary_base=config.number("rope_theta", default=10_000.0),
         hidden_dropout=config.share("hidden_dropout"),
         attention_dropout=config.share("attention_dropout"),
     )

@@ -85,6 +85,16 @@ class ConfigReader:
                 return float(value)
         return default
 
+    def number(self, key: str, default: float) -> float:
+        """A number above 0, or the default where the key is left out."""
+        value = self.value(key)
+        if value is None:
+            return default
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not 0 < value <= 1e12:
+            raise SpecError(f"expected a number above 0, got {shown(value)}", key=key)
+        return float(value)
+
     def sizes(
         self,
         hidden: str = "hidden_size",

@@ -3,9 +3,10 @@
 M_i = S_i + max( (1 + phi) D_i , T_i ) + C0
 D_i = F_i (saved tensors of the stage) + F_i E_i + max( X_i , R_i + B_i ) + G
 
-S states (parameters, gradients, optimizer), F micro-batches in flight, E embedding output, X loss, R one
-recomputed layer, B working set of backward, G gathered input of sequence parallelism, T transient of the
-optimizer step, phi fragmentation, C0 constant. The peak of a plan is that of its fullest stage.
+S states (parameters, gradients, optimizer), F micro-batches in flight, E embedding output, X loss,
+R one recomputed layer, B working set of backward, G gathered input of sequence parallelism, T
+transient of the optimizer step, phi fragmentation, C0 constant. The peak of a plan is that of its
+fullest stage.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ import numpy as np
 
 from parallelsim.compute import IS_FP8
 from parallelsim.costs import SELECTIVE, CostTable
+from parallelsim.framework import MemoryFacts
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import in_flight_micro_batches
-from parallelsim.plan import PlanBatch, code
+from parallelsim.plan import PRECISIONS, PlanBatch, code
 from parallelsim.stages import Columns, StageLayers, plan_columns
 
 FP32 = code("grad_dtype", "fp32")
+IS_FP32 = np.arange(len(PRECISIONS)) == code("precision", "fp32")
 
 FITS_AT_USE = (0.70, 0.72, 0.78, 0.83, 0.88, 0.93, 0.98, 1.03, 1.10, 1.20)
 FITS_PROBABILITY = (1.0, 0.99, 0.93, 0.72, 0.56, 0.29, 0.28, 0.20, 0.04, 0.0)
-"""Share of runs that fitted at a predicted use u of the memory: counts over 1,900 published runs with an
-out-of-memory verdict (Hagemann et al., arXiv:2311.05610; Hugging Face Ultra-Scale), made monotone."""
+"""Share of runs that fitted at a predicted use u of the memory: counts over 1,900 published runs
+with an out-of-memory verdict (Hagemann et al., arXiv:2311.05610; Hugging Face Ultra-Scale), made
+monotone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,18 +100,17 @@ class Activations(NamedTuple):
 
 
 def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns) -> States:
-    """S of the module's equation: 2 + 4 + 12 bytes a parameter, sharded by the ZeRO stage.
+    """S of the module's equation: 2 + 4 + 12 bytes a parameter (fp32: 4 + 4 + 8), sharded by ZeRO.
 
-    A tied output matrix is one with the embedding where a single stage holds both, a copy otherwise.
+    A tied output matrix is one with the embedding where a single stage holds both, a copy
+    otherwise.
     """
     facts, edge, is_single = table.framework.memory, table.edge, columns.is_single
     head, output = edge.head_parameters[rows], edge.output_parameters[rows]
     if table.model.tied_embeddings:
         output = output * (1 - is_single)
     last = head + output
-    parameter_bytes = facts.param_bytes + np.where(
-        IS_FP8[plans.precision], facts.fp8_weight_bytes, 0.0
-    )
+    parameter_bytes = _parameter_bytes(facts)[plans.precision]
     gradient_bytes = np.where(
         plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
     )
@@ -118,7 +121,7 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         parameter_bytes = parameter_bytes / np.where(plans.zero == 3, columns.shards, 1.0)
         gathered = facts.param_gather_buffer * facts.param_bytes * layer_parameters
         gathered = np.where(plans.zero == 3, gathered, 0.0)
-    state_bytes = facts.master_bytes + facts.optimizer_bytes
+    state_bytes = _optimizer_bytes(facts)[plans.precision]
     return States(
         layer_parameters=layer_parameters,
         first_parameters=edge.embedding_parameters[rows] + last * is_single,
@@ -128,6 +131,17 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         optimizer_bytes=state_bytes / np.where(plans.zero >= 1, columns.shards, 1.0),
         gathered_bytes=gathered,
     )
+
+
+def _parameter_bytes(facts: MemoryFacts) -> FloatArray:
+    """Resident bytes of a parameter by precision code: fp32, 16-bit, or 16-bit and cached fp8."""
+    with_fp8 = facts.param_bytes + np.where(IS_FP8, facts.fp8_weight_bytes, 0.0)
+    return np.where(IS_FP32, 2 * facts.param_bytes, with_fp8)
+
+
+def _optimizer_bytes(facts: MemoryFacts) -> FloatArray:
+    """Bytes of the optimizer for a parameter by precision code; fp32 needs no master copy."""
+    return facts.optimizer_bytes + np.where(IS_FP32, 0.0, facts.master_bytes)
 
 
 def activations(table: CostTable, rows: IntArray) -> Activations:
@@ -152,7 +166,8 @@ def most_parameters(held: States, layers: StageLayers) -> FloatArray:
 class Stage(NamedTuple):
     """One stage of each plan."""
 
-    index: FloatArray
+    position: FloatArray
+    """From 0."""
     layers: FloatArray
     recomputed: FloatArray
     edge_parameters: FloatArray | float
@@ -176,7 +191,7 @@ def stage_memory(
     facts = table.framework.memory
     parameters = stage.layers * held.layer_parameters + stage.edge_parameters
     in_flight = in_flight_micro_batches(
-        plans.schedule, columns.pp, columns.vpp, stage.index, columns.num_micro_batches
+        plans.schedule, columns.pp, columns.vpp, stage.position, columns.num_micro_batches
     )
     kept = (stage.layers - stage.recomputed) * saved.saved_bytes
     kept = kept + stage.recomputed * saved.checkpoint_bytes + saved.embedding_bytes * stage.is_first
@@ -204,13 +219,14 @@ def stage_memory(
 
 
 def fullest_stage(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
 ) -> tuple[MemoryBreakdown, FloatArray, IntArray]:
     """(breakdown, total bytes, index) of the stage that needs most: the first, second, or last.
 
-    In-flight micro-batches fall from stage to stage, so the second is the fullest of the middle ones.
+    In-flight micro-batches fall from stage to stage, so the second is the fullest of the middle
+    ones.
     """
-    candidates = _candidates(table, rows, plans, columns)
+    candidates = _candidates(table, rows, plans, columns, held)
     _, chosen = candidates[0]
     best, index = chosen.total_bytes, np.zeros(len(plans), np.int64)
     for stage, memory in candidates[1:]:
@@ -228,10 +244,10 @@ def fullest_stage(
 
 
 def peak_memory(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
 ) -> FloatArray:
     """Bytes of the fullest stage, shape [P]: the number of :func:`fullest_stage`, nothing else."""
-    candidates = _candidates(table, rows, plans, columns)
+    candidates = _candidates(table, rows, plans, columns, held)
     peak = candidates[0][1].total_bytes
     for _, memory in candidates[1:]:
         peak = np.maximum(peak, memory.total_bytes)
@@ -246,7 +262,8 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     """
     columns, facts = plan_columns(table.model.num_layers, plans), table.framework.memory
     selective = PlanBatch.from_columns(
-        len(plans), {f.name: getattr(plans, f.name) for f in fields(plans)} | {"recompute": SELECTIVE}
+        len(plans),
+        {f.name: getattr(plans, f.name) for f in fields(plans)} | {"recompute": SELECTIVE},
     )
     rows = table.rows(selective)
     held, saved = states(table, rows, plans, columns), activations(table, rows)
@@ -260,13 +277,13 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
 
 
 def _candidates(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
 ) -> list[tuple[FloatArray, MemoryBreakdown]]:
     """First, last and second stage, as far as any plan of the batch has them.
 
     Stages that a plan lacks have no layers and no edge, so they never are its fullest.
     """
-    held, saved = states(table, rows, plans, columns), activations(table, rows)
+    saved = activations(table, rows)
     layers, again = columns.layers, columns.recomputed
     zeros = np.zeros(len(plans))
     is_single = columns.is_single
@@ -277,5 +294,6 @@ def _candidates(
     if (plans.pp > 2).any():
         stages.append(Stage(zeros + 1, layers.middle, again.middle, 0.0, 0.0, 0.0))
     return [
-        (stage.index, stage_memory(table, plans, columns, held, saved, stage)) for stage in stages
+        (stage.position, stage_memory(table, plans, columns, held, saved, stage))
+        for stage in stages
     ]

@@ -1,8 +1,9 @@
 """What is trained: a transformer as a list of blocks, with its parameter and FLOP counts.
 
-A :class:`ModelSpec` is a tuple of :class:`Block`; a block repeats a short tuple of :class:`Layer` (one
-layer for most models, a local and a global one for Gemma 2); a layer is an attention and an MLP.
-Numbers are those of the unsharded model; what a GPU holds is computed in ``operators`` and ``memory``.
+A :class:`ModelSpec` is a tuple of :class:`Block`; a block repeats a short tuple of :class:`Layer`
+(one layer for most models, a local and a global one for Gemma 2); a layer is an attention and an
+MLP. Numbers are those of the unsharded model; what a GPU holds is computed in ``operators`` and
+``memory``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from functools import cached_property
 from parallelsim.errors import SpecError
 
 VOCAB_PADDING = 128
-"""Megatron pads the vocabulary to a multiple of this times tp (``--make-vocab-size-divisible-by``)."""
+"""Megatron pads the vocabulary to a multiple of this times tp
+(``--make-vocab-size-divisible-by``).
+"""
 
 LIMITS: Mapping[str, tuple[int, int]] = {
     "num_layers": (1, 10_000),
@@ -49,7 +52,9 @@ class Attention:
     """RMSNorm on each query and key head (Qwen3): 2 * head_dim parameters."""
     causal: bool = True
     window: int | None = None
-    """Sliding window in tokens (each token sees itself and the ``window - 1`` before it); None is full."""
+    """Sliding window in tokens (each token sees itself and the ``window - 1`` before it); None is
+    full.
+    """
 
     @property
     def query_width(self) -> int:
@@ -71,8 +76,8 @@ class Attention:
     def pairs_per_sequence(self, seq_length: int) -> float:
         """Query-key pairs that one head scores in one sequence.
 
-        Full: s^2. Causal: s^2 / 2 (the convention of MFU; exactly s (s + 1) / 2). Causal with a window
-        w < s: w s - w^2 / 2. Bidirectional with a window: min(2 w, s) s.
+        Full: s^2. Causal: s^2 / 2 (the convention of MFU; exactly s (s + 1) / 2). Causal with a
+        window w < s: w s - w^2 / 2. Bidirectional with a window: min(2 w, s) s.
         """
         s = float(seq_length)
         if self.window is None or self.window >= seq_length:
@@ -105,9 +110,13 @@ class Layer:
     attention: Attention
     mlp: MLP
     num_norms: int = 2
-    """Normalisations over the hidden size: 2, or 4 where the sub-layer outputs are normalised too (Gemma 2)."""
+    """Normalisations over the hidden size: 2, or 4 where the sub-layer outputs are normalised too
+    (Gemma 2).
+    """
     parallel: bool = False
-    """Attention and MLP read the same input (Falcon, GPT-NeoX): one tensor-parallel reduction instead of two."""
+    """Attention and MLP read the same input (Falcon, GPT-NeoX): one tensor-parallel reduction
+    instead of two.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +134,9 @@ class ModelSpec:
     name: str
     hidden_size: int
     vocab_size: int
-    """Rows of the embedding in the published checkpoint, before any padding for tensor parallelism."""
+    """Rows of the embedding in the published checkpoint, before any padding for tensor
+    parallelism.
+    """
     seq_length: int
     """Tokens of a training sequence; ``with_seq_length`` changes it. 0: not stated (a config.json
     tells the architecture, not the training), so that a caller has to give it."""
@@ -137,6 +148,10 @@ class ModelSpec:
     tied_embeddings: bool = False
     position_embedding: str = "rope"
     """rope, learned, alibi or none."""
+    rotary_base: float = 10_000.0
+    """Base of the RoPE frequencies; only exported."""
+    rotary_percent: float = 1.0
+    """Share of each head that RoPE turns (Nemotron-4: 0.5); only exported."""
     norm: str = "rmsnorm"
     """rmsnorm or layernorm."""
     norm_bias: bool = False
@@ -148,7 +163,9 @@ class ModelSpec:
     output_bias: bool = False
     """A bias on the vocabulary logits."""
     head_transform: bool = False
-    """BERT's masked-language-model transform before the decoder: a dense h x h with bias and a norm."""
+    """BERT's masked-language-model transform before the decoder: a dense h x h with bias and a
+    norm.
+    """
     pooler: bool = False
     """BERT's pooler: a dense h x h with bias."""
     hidden_dropout: float = 0.0
@@ -177,7 +194,8 @@ class ModelSpec:
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Every layer in order, length ``num_layers``."""
-        return tuple(layer for block in self.blocks for _ in range(block.repeat) for layer in block.layers)
+        repeated = (block.layers * block.repeat for block in self.blocks)
+        return tuple(layer for layers in repeated for layer in layers)
 
     @cached_property
     def num_layers(self) -> int:
@@ -239,7 +257,8 @@ class ModelSpec:
         return -(-self.vocab_size // multiple) * multiple
 
     def flops_per_sequence(self) -> float:
-        """Model FLOPs of forward and backward for one sequence: 3 x (2 per multiply-add of every GEMM).
+        """Model FLOPs of forward and backward for one sequence: 3 x (2 per multiply-add of every
+        GEMM).
 
         6 s (sum of layer GEMM weights + h V) + 12 q pairs for each layer, with causal pairs s^2 / 2
         (Megatron's ``num_floating_point_operations``). Not counted: recompute, norms, embedding
@@ -263,7 +282,8 @@ class ModelSpec:
             SpecError: above the model's maximum, or below 1.
         """
         if seq_length < 1:
-            raise SpecError(f"a sequence needs at least 1 token, got {seq_length}", key="seq_length")
+            message = f"a sequence needs at least 1 token, got {seq_length}"
+            raise SpecError(message, key="seq_length")
         if seq_length > self.max_seq_length:
             raise SpecError(
                 f"{self.name} has positions for {self.max_seq_length} tokens, got {seq_length}; "
@@ -290,7 +310,7 @@ def _check_layer(layer: Layer) -> None:
         _check_range("window", attention.window)
     if attention.num_heads % attention.num_query_groups:
         raise SpecError(
-            f"{attention.num_heads} heads cannot share {attention.num_query_groups} key/value groups "
-            "evenly",
+            f"{attention.num_heads} heads cannot share {attention.num_query_groups} key/value "
+            "groups evenly",
             key="num_query_groups",
         )

@@ -1,7 +1,8 @@
 """The operators of one layer, the embedding and the head on one rank: shapes, FLOPs and bytes.
 
-All functions take :class:`OperatorKeys`, the few plan fields that shapes depend on, as arrays of shape
-[K], and return arrays of shape [K]. Nothing here knows a clock; ``compute`` turns shapes into seconds.
+All functions take :class:`OperatorKeys`, the few plan fields that shapes depend on, as arrays of
+shape [K], and return arrays of shape [K]. Nothing here knows a clock; ``compute`` turns shapes
+into seconds.
 
 Symbols: T = micro_batch_size * seq_length / cp tokens of a rank; sp = tp with sequence parallelism,
 else 1; h hidden size, q query width, k key/value width, f ffn width.
@@ -17,14 +18,18 @@ from numpy.typing import NDArray
 
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import VOCAB_PADDING, Layer, ModelSpec
+from parallelsim.plan import code
 
 FloatArray = NDArray[np.float64]
+FP32 = code("precision", "fp32")
 IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorKeys:
-    """Plan fields that decide the shapes on one rank; int64 arrays of shape [K], codes as in ``plan``."""
+    """Plan fields that decide the shapes on one rank; int64 arrays of shape [K], codes as in
+    ``plan``.
+    """
 
     tp: IntArray
     cp: IntArray
@@ -42,6 +47,11 @@ class OperatorKeys:
     def sequence_shards(self) -> FloatArray:
         """sp: what divides tensors outside the tensor-parallel regions."""
         return np.where(self.sequence_parallel > 0, self.tp, 1).astype(np.float64)
+
+    @property
+    def element_bytes(self) -> FloatArray:
+        """Bytes of an activation or parameter outside the 8-bit GEMMs: 4 in fp32, else 2."""
+        return np.where(self.precision == FP32, 4.0, 2.0)
 
     def tokens(self, model: ModelSpec) -> FloatArray:
         """T, tokens of one micro-batch on one rank."""
@@ -62,7 +72,7 @@ class AttentionCore(NamedTuple):
     flops: FloatArray
     """Forward: 4 d for each query-key pair and head (two products, a multiply and an add each)."""
     io_bytes: FloatArray
-    """Q, K, V read and the output written, 16 bits."""
+    """Q, K, V read and the output written."""
     scores: FloatArray
     """Entries of the score matrix that an unfused implementation stores."""
     local_seq_length: FloatArray
@@ -70,13 +80,17 @@ class AttentionCore(NamedTuple):
 
 
 def kv_width(layer: Layer, tp: IntArray) -> FloatArray:
-    """Key columns of one rank: k / tp, but at least one head where tp exceeds the groups (replicated)."""
+    """Key columns of one rank: k / tp, but at least one head where tp exceeds the groups
+    (replicated).
+    """
     attention = layer.attention
     heads = np.maximum(attention.num_query_groups / tp.astype(np.float64), 1.0)
     return heads * attention.head_dim
 
 
-def layer_gemms(model: ModelSpec, layer: Layer, keys: OperatorKeys) -> tuple[Gemm, Gemm, Gemm, Gemm]:
+def layer_gemms(
+    model: ModelSpec, layer: Layer, keys: OperatorKeys
+) -> tuple[Gemm, Gemm, Gemm, Gemm]:
     """QKV, attention output, MLP up and MLP down projections of one rank.
 
     (T, q/tp + 2 k/tp, h), (T, h, q/tp), (T, g f/tp, h) with g = 2 if gated, (T, h, f/tp).
@@ -94,14 +108,16 @@ def layer_gemms(model: ModelSpec, layer: Layer, keys: OperatorKeys) -> tuple[Gem
 
 
 def attention_core(model: ModelSpec, layer: Layer, keys: OperatorKeys) -> AttentionCore:
-    """The attention core of one rank: heads over tp, sequence over cp (balanced for causal masks)."""
+    """The attention core of one rank: heads over tp, sequence over cp (balanced for causal
+    masks).
+    """
     attention, s = layer.attention, model.seq_length
     heads = keys.micro_batch_size * attention.num_heads / keys.tp.astype(np.float64)
     query = attention.query_width / keys.tp.astype(np.float64)
     pairs = attention.pairs_per_sequence(s)
     return AttentionCore(
         flops=4.0 * attention.head_dim * heads * pairs / keys.cp,
-        io_bytes=4.0 * keys.tokens(model) * (query + kv_width(layer, keys.tp)),
+        io_bytes=2 * keys.element_bytes * keys.tokens(model) * (query + kv_width(layer, keys.tp)),
         scores=heads * (float(s) * s) / keys.cp,
         local_seq_length=s / keys.cp.astype(np.float64),
     )
@@ -116,9 +132,11 @@ def memory_bound_bytes(
     backward T h (22, or 24 with dropout)/sp + T f/tp (10 gated | 6) + RoPE
     RoPE     4 T (q + k)/tp, and 8 T q/tp (cp - 1) forward, 6 T q/tp (cp - 1) backward to merge the
              partial outputs of a ring (EQUATIONS_TIME A4, B3)
-    An unfused RMSNorm adds 2 T h (44 | 72)/sp. Four norms a layer add half of the norms' share again.
+    An unfused RMSNorm adds 2 T h (44 | 72)/sp. Four norms a layer add half of the norms' share
+    again.
     """
-    tokens, tp = keys.tokens(model), keys.tp.astype(np.float64)
+    # The byte counts below are those of 16-bit tensors.
+    tokens, tp = keys.element_bytes / 2 * keys.tokens(model), keys.tp.astype(np.float64)
     hidden = tokens * model.hidden_size / keys.sequence_shards
     ffn = tokens * layer.mlp.ffn_hidden_size / tp
     query = tokens * layer.attention.query_width / tp
@@ -135,13 +153,19 @@ def memory_bound_bytes(
 
 
 def fp8_cast_bytes(
-    model: ModelSpec, layer: Layer, keys: OperatorKeys, *, gathers_in_16_bit: bool, current: FloatArray
+    model: ModelSpec,
+    layer: Layer,
+    keys: OperatorKeys,
+    *,
+    gathers_in_16_bit: bool,
+    current: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
     """Bytes that casts to fp8 move, forward and backward, before the factor of ``compute``.
 
-    forward  4 T q/tp + [gathers in 16 bit and tp > 1] 4 T h + [current scaling] 2 T (2 h/sp + q/tp + f/tp)
-    backward 4 T (f1 + qkv)/tp + 8 T h/sp + [the same] 4 T h + [current] 2 T (2 h/sp + (f1 + qkv)/tp)
-    with f1 = 2 f if gated, else f (EQUATIONS_TIME B3). ``current`` is 1.0 where amax is found on the fly.
+    forward  4 T q/tp + [gathers in 16 bit and tp > 1] 4 T h + [current scaling] 2 T (2 h/sp + q/tp
+    + f/tp) backward 4 T (f1 + qkv)/tp + 8 T h/sp + [the same] 4 T h + [current] 2 T (2 h/sp + (f1
+    + qkv)/tp) with f1 = 2 f if gated, else f (EQUATIONS_TIME B3). ``current`` is 1.0 where amax is
+    found on the fly.
     """
     tokens, tp = keys.tokens(model), keys.tp.astype(np.float64)
     query = layer.attention.query_width / tp
@@ -156,11 +180,15 @@ def fp8_cast_bytes(
 
 
 def rank_layer_parameters(model: ModelSpec, layer: Layer, keys: OperatorKeys) -> FloatArray:
-    """Parameters of one layer on one rank: matrices over tp, norms and row-parallel biases on every rank."""
+    """Parameters of one layer on one rank: matrices over tp, norms and row-parallel biases on
+    every rank.
+    """
     h, tp, attention = model.hidden_size, keys.tp.astype(np.float64), layer.attention
     qkv = attention.query_width / tp + 2 * kv_width(layer, keys.tp)
     up = (2 if layer.mlp.gated else 1) * layer.mlp.ffn_hidden_size / tp
-    matrices = h * qkv + h * attention.query_width / tp + h * up + h * layer.mlp.ffn_hidden_size / tp
+    matrices = (
+        h * qkv + h * attention.query_width / tp + h * up + h * layer.mlp.ffn_hidden_size / tp
+    )
     column_biases = attention.qkv_bias * qkv + layer.mlp.bias * up
     row_biases = (attention.output_bias + layer.mlp.bias) * h
     norms = layer.num_norms * model.norm_parameters() + attention.qk_norm * 2 * attention.head_dim
@@ -174,15 +202,19 @@ def rank_vocab(model: ModelSpec, tp: IntArray) -> FloatArray:
 
 
 def rank_embedding_parameters(model: ModelSpec, keys: OperatorKeys) -> FloatArray:
-    """Embedding on the first stage: vocabulary rows over tp, positions and token types on every rank."""
+    """Embedding on the first stage: vocabulary rows over tp, positions and token types on every
+    rank.
+    """
     replicated = model.embedding_parameters() - model.vocab_size * model.hidden_size
     return rank_vocab(model, keys.tp) * model.hidden_size + replicated
 
 
 def rank_head_parameters(model: ModelSpec, keys: OperatorKeys) -> tuple[FloatArray, FloatArray]:
-    """(output matrix over tp, final norm and other replicated parameters of the head) on the last stage.
+    """(output matrix over tp, final norm and other replicated parameters of the head) on the last
+    stage.
 
-    The output matrix is counted whether tied or not: with pp > 1 a tied embedding exists on both stages.
+    The output matrix is counted whether tied or not: with pp > 1 a tied embedding exists on both
+    stages.
     """
     tied = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     replicated = np.full(len(keys.tp), float(model.head_parameters() - tied))

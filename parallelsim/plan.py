@@ -1,7 +1,7 @@
 """How it is trained: one :class:`Plan`, and :class:`PlanBatch`, the same fields as arrays.
 
-The field names are Megatron's where Megatron has one. A plan holds whatever changes time or memory, so
-that the launched run is the predicted run.
+The field names are Megatron's where Megatron has one. A plan holds whatever changes time or
+memory, so that the launched run is the predicted run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,19 @@ IntArray = NDArray[np.int64]
 SCHEDULES = ("none", "1f1b", "interleaved-1f1b", "gpipe")
 """Pipeline schedules; ``none`` where pp = 1."""
 LAYOUTS = ("even", "embedding", "loss", "embedding-loss", "first-last")
-"""How layers are cut into stages: evenly; with the embedding, the loss or both counted as a layer; or with
-the number of layers of the first and last stage given and the rest even."""
+"""How layers are cut into stages: evenly; with the embedding, the loss or both counted as a layer;
+or with the number of layers of the first and last stage given and the rest even."""
 RECOMPUTES = ("none", "selective", "full")
-PRECISIONS = ("fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
+PRECISIONS = (
+    "fp32",
+    "bf16",
+    "fp16",
+    "fp8-delayed",
+    "fp8-current",
+    "fp8-blockwise",
+    "mxfp8",
+    "nvfp4",
+)
 GRAD_DTYPES = ("fp32", "bf16")
 CP_COMM_TYPES = ("p2p", "all-gather", "a2a")
 
@@ -84,7 +93,7 @@ class Plan:
 
     @property
     def num_gpus(self) -> int:
-        """tp * cp * pp * dp."""
+        """Tp * cp * pp * dp."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -106,7 +115,9 @@ class Plan:
         for field in fields(self):
             _check_field(field.name, getattr(self, field.name), _FIELD_TYPES[field.name])
         if self.recompute_num_layers and self.recompute != "full":
-            raise PlanError(f"recompute_num_layers={self.recompute_num_layers} needs recompute=full")
+            raise PlanError(
+                f"recompute_num_layers={self.recompute_num_layers} needs recompute=full"
+            )
         return self
 
     def to_dict(self) -> dict[str, int | bool | str]:
@@ -128,7 +139,9 @@ class Plan:
         values = dict(data)
         unknown = sorted(str(key) for key in values if key not in _FIELD_TYPES)
         if unknown:
-            raise PlanError(f"unknown plan field {unknown[0][:80]!r}; the fields are {', '.join(_FIELD_TYPES)}")
+            raise PlanError(
+                f"unknown plan field {unknown[0][:80]!r}; the fields are {', '.join(_FIELD_TYPES)}"
+            )
         if "recompute" in values:
             name, layers = parse_recompute(values["recompute"])
             values["recompute"] = name
@@ -145,7 +158,9 @@ _FIELD_TYPES: dict[str, type] = {
 }
 PLAN_FIELDS: tuple[str, ...] = tuple(_FIELD_TYPES)
 """Names of all plan fields, in order: the tie-break order of rankings."""
-_ZERO_ALLOWED = frozenset({"first_stage_layers", "last_stage_layers", "recompute_num_layers", "zero"})
+_ZERO_ALLOWED = frozenset(
+    {"first_stage_layers", "last_stage_layers", "recompute_num_layers", "zero"}
+)
 
 
 def parse_recompute(text: object) -> tuple[str, int]:
@@ -175,7 +190,9 @@ def _check_field(name: str, value: object, kind: type) -> None:
         if not isinstance(value, bool):
             raise PlanError(f"{name} must be true or false, got {str(value)[:80]!r}")
     elif value not in CHOICES[name]:
-        raise PlanError(f"{name} must be one of {', '.join(CHOICES[name])}, got {str(value)[:80]!r}")
+        raise PlanError(
+            f"{name} must be one of {', '.join(CHOICES[name])}, got {str(value)[:80]!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,13 +228,18 @@ class PlanBatch:
 
     @property
     def num_gpus(self) -> IntArray:
-        """tp * cp * pp * dp, shape [P]."""
+        """Tp * cp * pp * dp, shape [P]."""
         return self.tp * self.cp * self.pp * self.dp
 
     @classmethod
     def from_plans(cls, plans: Sequence[Plan]) -> PlanBatch:
         """A batch of the given plans, in order."""
-        return cls(**{name: np.array([_code(name, getattr(p, name)) for p in plans], np.int64) for name in PLAN_FIELDS})
+        return cls(
+            **{
+                name: np.array([_code(name, getattr(p, name)) for p in plans], np.int64)
+                for name in PLAN_FIELDS
+            }
+        )
 
     @classmethod
     def from_columns(cls, num_plans: int, columns: Mapping[str, Any]) -> PlanBatch:
@@ -226,7 +248,9 @@ class PlanBatch:
         Scalars stay one number seen P times: such columns are read-only.
         """
         default = Plan()
-        filled = {name: columns.get(name, _code(name, getattr(default, name))) for name in PLAN_FIELDS}
+        filled = {
+            name: columns.get(name, _code(name, getattr(default, name))) for name in PLAN_FIELDS
+        }
         return cls(
             **{k: np.broadcast_to(np.asarray(v, np.int64), (num_plans,)) for k, v in filled.items()}
         )
@@ -235,7 +259,9 @@ class PlanBatch:
     def concatenate(cls, batches: Iterable[PlanBatch]) -> PlanBatch:
         """One batch of all plans, in order."""
         parts = list(batches)
-        return cls(**{name: np.concatenate([getattr(b, name) for b in parts]) for name in PLAN_FIELDS})
+        return cls(
+            **{name: np.concatenate([getattr(b, name) for b in parts]) for name in PLAN_FIELDS}
+        )
 
     def take(self, index: Any) -> PlanBatch:
         """The plans at ``index``: positions, a mask, or a slice."""
@@ -243,7 +269,7 @@ class PlanBatch:
 
     def plan(self, index: int) -> Plan:
         """The plan at one position."""
-        values = {}
+        values: dict[str, Any] = {}
         for name, kind in _FIELD_TYPES.items():
             value = int(getattr(self, name)[index])
             values[name] = CHOICES[name][value] if kind is str else kind(value)

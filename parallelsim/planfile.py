@@ -33,6 +33,9 @@ from typing import Any
 from parallelsim.errors import OutputError, PlanError, SpecError
 from parallelsim.plan import PLAN_FIELDS, Plan
 
+MAX_GPUS = 2**20
+MAX_STAGES = 4096
+
 
 @dataclass(frozen=True)
 class RankedPlan:
@@ -160,7 +163,11 @@ _TYPE_NAMES = {
     dict: "a mapping",
 }
 _MAX_PLANS = 10_000
-_LARGEST: Mapping[str, int] = {"num_gpus": 2**20, "global_batch_size": 2**24, "seq_length": 2**27}
+_LARGEST: Mapping[str, int] = {
+    "num_gpus": MAX_GPUS,
+    "global_batch_size": 2**24,
+    "seq_length": 2**27,
+}
 
 
 def _check_keys(data: Mapping[str, Any], file: str) -> None:
@@ -214,9 +221,23 @@ def _ranked_plans(entries: list[Any], file: str) -> tuple[RankedPlan, ...]:
 
 def _plan(data: Mapping[str, Any], where: str) -> Plan:
     try:
-        return Plan.from_dict(data)
+        return with_sane_size(Plan.from_dict(data))
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
+
+
+def with_sane_size(plan: Plan) -> Plan:
+    """The plan itself, unless nothing of its size exists (its stages would fill this machine).
+
+    Raises:
+        PlanError: more GPUs or pipeline stages than any cluster or model has.
+    """
+    if plan.num_gpus > MAX_GPUS or plan.pp > MAX_STAGES:
+        raise PlanError(
+            f"tp={plan.tp} x cp={plan.cp} x pp={plan.pp} x dp={plan.dp} is too large; "
+            f"at most {MAX_GPUS} GPUs in {MAX_STAGES} stages"
+        )
+    return plan
 
 
 def _is_path(name: str) -> bool:

@@ -1,7 +1,9 @@
-"""Tensors that the forward pass saves for the backward pass, in bytes of one micro-batch on one rank.
+"""Tensors that the forward pass saves for the backward pass, in bytes of one micro-batch on one
+rank.
 
-Bytes for each token and layer after Korthikanti et al., arXiv:2205.05198, section 4, extended to grouped
-queries, gated MLPs and flash attention (EQUATIONS_MEMORY). sigma = 1/tp with sequence parallelism, else 1.
+Bytes for each token and layer after Korthikanti et al., arXiv:2205.05198, section 4, extended to
+grouped queries, gated MLPs and flash attention (EQUATIONS_MEMORY). sigma = 1/tp with sequence
+parallelism, else 1.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ def layer_saved_bytes(
 
     norms 8 h sigma (4 h sigma more for each norm beyond two), fp32 copies of an eager RMSNorm,
     dropout masks 2 h sigma, Q, K, V and the attention output 2 (2 q + 2 k)/tp, log-sum-exp 4 a/tp
-    (flash) or the scores 2 or 5 a s/(tp cp) (unfused, not recomputed), gathered inputs 4 h where they
-    are kept, MLP 4 f/tp plain, 6 or 8 f/tp gated. Neglects fp8 storage, which would save more.
+    (flash) or the scores 2 or 5 a s/(tp cp) (unfused, not recomputed), gathered inputs 4 h where
+    they are kept, MLP 4 f/tp plain, 6 or 8 f/tp gated; fp32 doubles all. Neglects fp8 storage,
+    which would save more.
     """
     memory, attention = framework.memory, layer.attention
     tp = keys.tp.astype(np.float64)
@@ -36,7 +39,9 @@ def layer_saved_bytes(
     gathered = np.where(keys.sequence_parallel > 0, 4.0 * h, 0.0) * memory.keeps_gathered_input
     mlp_bytes = memory.mlp_bytes_gated if layer.mlp.gated else memory.mlp_bytes_plain
     mlp = mlp_bytes * layer.mlp.ffn_hidden_size / tp
-    return keys.tokens(model) * (norms + masks + projections + core + gathered + mlp)
+    sixteen_bit = keys.tokens(model) * (norms + masks + projections + core + gathered + mlp)
+    saved: FloatArray = keys.element_bytes / 2 * sixteen_bit
+    return saved
 
 
 def attention_core_bytes(
@@ -53,13 +58,14 @@ def attention_core_bytes(
 
 def embedding_bytes(model: ModelSpec, keys: OperatorKeys) -> FloatArray:
     """Output of the embedding on the first stage: 2 h sigma a token, and a dropout mask."""
-    per_hidden = 3.0 if model.hidden_dropout > 0 else 2.0
+    per_hidden = keys.element_bytes + (1.0 if model.hidden_dropout > 0 else 0.0)
     return per_hidden * keys.tokens(model) * model.hidden_size / keys.sequence_shards
 
 
 def gathered_bytes(model: ModelSpec, keys: OperatorKeys) -> FloatArray:
     """Transient of sequence parallelism: the gathered input and its gradient, 4 h a token."""
-    return np.where(keys.sequence_parallel > 0, 4.0 * model.hidden_size, 0.0) * keys.tokens(model)
+    sharded = keys.sequence_parallel > 0
+    return 2 * keys.element_bytes * np.where(sharded, model.hidden_size, 0.0) * keys.tokens(model)
 
 
 def loss_bytes(model: ModelSpec, framework: FrameworkSpec, keys: OperatorKeys) -> FloatArray:

@@ -1,4 +1,6 @@
-"""What a framework file may hold: the fields of :class:`FrameworkSpec`, group by group, with sources."""
+"""What a framework file may hold: the fields of :class:`FrameworkSpec`, group by group, with
+sources.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def _schema(name: str, group: type) -> type[StrictModel]:
-    """A pydantic mirror of a dataclass: the same names and types, lists for tuples, and a source."""
+    """A pydantic mirror of a dataclass: the same names and types, lists for tuples, and a
+    source.
+    """
     hints = get_type_hints(group)
     members: dict[str, Any] = {"source": (str | None, None)}
     for field in fields(group):
@@ -60,7 +64,8 @@ def framework_from_document(data: dict[str, Any], file: str) -> FrameworkSpec:
     """The framework that a file's mapping describes.
 
     Raises:
-        SpecError: unknown, missing or malformed keys, negative numbers, values that no plan field has,
+        SpecError: unknown, missing or malformed keys, negative numbers, values that no plan field
+        has,
             numbers without source.
     """
     document = validated(_schema("framework", FrameworkSpec), data, file)

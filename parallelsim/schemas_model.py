@@ -75,6 +75,8 @@ class ArchitectureFile(StrictModel):
     position_embedding: Literal["rope", "learned", "alibi", "none"]
     norm: Literal["rmsnorm", "layernorm"]
     tied_embeddings: bool
+    rotary_base: float = Field(default=10_000.0, ge=1, le=1e12)
+    rotary_percent: float = Field(default=1.0, gt=0, le=1)
     norm_bias: bool = False
     embedding_norm: bool = False
     final_norm: bool = True

@@ -1,4 +1,6 @@
-"""simulate(model, cluster, framework, plans) -> Simulation: everything that is known of every plan."""
+"""simulate(model, cluster, framework, plans) -> Simulation: everything that is known of every
+plan.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.compute import peak_flops
@@ -15,6 +18,7 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.memory import (
     MemoryBreakdown,
     Stage,
+    States,
     activations,
     fits_probability,
     fullest_stage,
@@ -29,6 +33,8 @@ from parallelsim.rules import broken_rules, reasons
 from parallelsim.stages import Columns, StageLayers, plan_columns
 from parallelsim.step import StepBreakdown, step_breakdown, step_time
 
+BoolArray = NDArray[np.bool_]
+
 BLOCK = 8_192
 """Plans computed at once: temporaries of a block stay in the cache."""
 ZONES = ("safe", "tight", "out")
@@ -36,6 +42,18 @@ TIGHT_LIMIT = 1.05
 """Above this predicted use of the reported memory a plan is out of memory."""
 DEFAULT_MEMORY_LIMIT = 0.80
 """Up to this predicted use a plan is safe: of 1,250 published runs below it, 3 failed."""
+
+FIGURES = (
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "hfu",
+    "peak_memory_bytes",
+    "memory_use_frac",
+    "p_fits",
+)
+"""Outputs of one number a plan."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +72,9 @@ class Simulation:
     tokens_per_s: FloatArray
     tokens_per_s_per_gpu: FloatArray
     mfu: FloatArray
-    """Model FLOPs over the dense peak of the plan's precision; causal attention halved, no recompute."""
+    """Model FLOPs over the dense peak of the plan's precision; causal attention halved, no
+    recompute.
+    """
     hfu: FloatArray
     """As ``mfu``, with recomputed FLOPs counted."""
     peak_memory_bytes: FloatArray
@@ -71,9 +91,9 @@ class Simulation:
         return len(self.plans)
 
     @property
-    def feasible(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def feasible(self) -> BoolArray:
         """No rule broken, and not out of memory; shape [P]."""
-        return (self.reasons == 0) & (self.zone < ZONES.index("out"))
+        return np.asarray((self.reasons == 0) & (self.zone < ZONES.index("out")))
 
     def take(self, index: Any) -> Simulation:
         """The predictions at ``index``: positions, a mask, or a slice."""
@@ -92,7 +112,9 @@ class Simulation:
         return Simulation(**values)
 
     def row(self, index: int) -> dict[str, Any]:
-        """One plan's predictions as plain numbers and strings, with the memory of all its stages."""
+        """One plan's predictions as plain numbers and strings, with the memory of all its
+        stages.
+        """
         plan = self.plans.plan(index)
         floats = ("step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu")
         row: dict[str, Any] = {name: float(getattr(self, name)[index]) for name in floats}
@@ -104,7 +126,9 @@ class Simulation:
         row["peak_memory_bytes"] = float(self.peak_memory_bytes[index])
         row["memory_capacity_bytes"] = self.memory_capacity_bytes
         row["fullest_stage"] = int(self.fullest_stage[index])
-        row["time"] = {f.name: float(getattr(self.time, f.name)[index]) for f in fields(StepBreakdown)}
+        row["time"] = {
+            f.name: float(getattr(self.time, f.name)[index]) for f in fields(StepBreakdown)
+        }
         row["memory"] = {
             f.name: float(getattr(self.memory, f.name)[index]) for f in fields(MemoryBreakdown)
         }
@@ -123,8 +147,8 @@ def simulate(
 ) -> Simulation:
     """Predict step time and memory of every plan.
 
-    A well-formed plan that breaks a rule is answered too: ``reasons`` says which. One plan is a batch of
-    one, and a batch gives bit for bit what its plans give alone.
+    A well-formed plan that breaks a rule is answered too: ``reasons`` says which. One plan is a
+    batch of one, and a batch gives bit for bit what its plans give alone.
 
     Args:
         model: what is trained; its ``seq_length`` is the length of a sequence.
@@ -138,10 +162,11 @@ def simulate(
         plans = [plans]
     batch = plans if isinstance(plans, PlanBatch) else PlanBatch.from_plans(plans)
     table = table or CostTable(model, cluster, framework, batch)
-    outputs = _Outputs(len(batch))
+    outputs = _Outputs(table, len(batch), memory_limit)
     for start in range(0, len(batch), BLOCK):
-        outputs.fill(slice(start, start + BLOCK), table, batch.take(slice(start, start + BLOCK)))
-    return outputs.simulation(table, batch, memory_limit)
+        part = slice(start, start + BLOCK)
+        outputs.fill(part, batch.take(part))
+    return outputs.simulation(batch)
 
 
 def screen(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, FloatArray]:
@@ -149,31 +174,41 @@ def screen(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, FloatArray]:
 
     The numbers of :func:`simulate` (the time up to rounding), without what only people read.
     """
-    return screen_time(table, plans), screen_memory(table, plans)
+    time, peak = _by_block(table, plans, step_time, peak_memory)
+    return time, peak
 
 
 def screen_time(table: CostTable, plans: PlanBatch) -> FloatArray:
     """Step time in seconds of every plan, shape [P]."""
-    return _by_block(table, plans, step_time)
+    return _by_block(table, plans, step_time)[0]
 
 
 def screen_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     """Peak bytes of the fullest stage of every plan, shape [P]."""
-    return _by_block(table, plans, peak_memory)
+    return _by_block(table, plans, peak_memory)[0]
 
 
 def _by_block(
     table: CostTable,
     plans: PlanBatch,
-    function: Callable[[CostTable, IntArray, PlanBatch, Columns], FloatArray],
-) -> FloatArray:
-    result = np.empty(len(plans))
+    *functions: Callable[[CostTable, IntArray, PlanBatch, Columns, States], FloatArray],
+) -> list[FloatArray]:
+    results = [np.empty(len(plans)) for _ in functions]
     for start in range(0, len(plans), BLOCK):
         part = slice(start, start + BLOCK)
         block = plans.take(part)
-        columns = plan_columns(table.model.num_layers, block)
-        result[part] = function(table, table.rows(block), block, columns)
-    return result
+        inputs = _block_inputs(table, block)
+        for result, function in zip(results, functions, strict=True):
+            result[part] = function(table, *inputs)
+    return results
+
+
+def _block_inputs(
+    table: CostTable, block: PlanBatch
+) -> tuple[IntArray, PlanBatch, Columns, States]:
+    """What the terms of time and memory share."""
+    rows, columns = table.rows(block), plan_columns(table.model.num_layers, block)
+    return rows, block, columns, states(table, rows, block, columns)
 
 
 def memory_per_stage(
@@ -183,8 +218,7 @@ def memory_per_stage(
     index = np.arange(plan.pp, dtype=np.float64)
     batch = PlanBatch.from_plans([plan]).take(np.zeros(plan.pp, np.int64))
     table = CostTable(model, cluster, framework, batch)
-    rows, columns = table.rows(batch), plan_columns(model.num_layers, batch)
-    held = states(table, rows, batch, columns)
+    rows, _, columns, held = _block_inputs(table, batch)
     is_first, is_last = index == 0, index == plan.pp - 1
 
     def by_stage(values: StageLayers) -> FloatArray:
@@ -209,57 +243,68 @@ def memory_per_stage(
 class _Outputs:
     """The arrays of a :class:`Simulation` while they are filled block by block."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, table: CostTable, size: int, memory_limit: float) -> None:
+        self.table, self.memory_limit = table, memory_limit
+        model, accelerator = table.model, table.cluster.accelerator
+        self.capacity = float(accelerator.memory_bytes)
+        self.flops = model.flops_per_sequence()
+        peaks = np.array([peak_flops(accelerator, name) for name in PRECISIONS])
+        self.peak_rate = np.nan_to_num(peaks, nan=np.inf)
         self.time = {f.name: np.empty(size) for f in fields(StepBreakdown)}
         self.memory = {f.name: np.empty(size) for f in fields(MemoryBreakdown)}
-        self.stage = np.empty(size, np.int64)
-        self.step, self.peak, self.recomputed = np.empty(size), np.empty(size), np.empty(size)
-        self.reasons = np.empty(size, np.int64)
+        self.columns: dict[str, Any] = {name: np.empty(size) for name in FIGURES}
+        for name in ("fullest_stage", "zone", "reasons"):
+            self.columns[name] = np.empty(size, np.int64)
 
-    def fill(self, part: slice, table: CostTable, block: PlanBatch) -> None:
+    def fill(self, part: slice, block: PlanBatch) -> None:
         """Compute one block."""
-        rows, columns = table.rows(block), plan_columns(table.model.num_layers, block)
-        time = step_breakdown(table, rows, block, columns)
-        memory, peak, stage = fullest_stage(table, rows, block, columns)
+        table = self.table
+        inputs = _block_inputs(table, block)
+        time = step_breakdown(table, *inputs)
+        memory, peak, stage = fullest_stage(table, *inputs)
         for name, column in self.time.items():
             column[part] = getattr(time, name)
         for name, column in self.memory.items():
             column[part] = getattr(memory, name)
-        self.step[part], self.peak[part], self.stage[part] = time.total_s, peak, stage
-        self.recomputed[part] = _recomputed_frac(table.model, columns)
-        self.reasons[part] = broken_rules(table.model, table.cluster, table.framework, block)
+        step = time.total_s
+        values = self._figures(block, inputs[2], step, peak)
+        values |= {"step_time_s": step, "peak_memory_bytes": peak, "fullest_stage": stage}
+        values["reasons"] = broken_rules(table.model, table.cluster, table.framework, block)
+        for name, column in self.columns.items():
+            column[part] = values[name]
 
-    def simulation(self, table: CostTable, plans: PlanBatch, memory_limit: float) -> Simulation:
-        """The finished result with the figures that follow from time and peak."""
-        model, cluster = table.model, table.cluster
-        capacity = float(cluster.accelerator.memory_bytes)
-        use = self.peak / capacity
-        gpus = plans.num_gpus.astype(np.float64)
-        peaks = np.array([peak_flops(cluster.accelerator, name) for name in PRECISIONS])
-        peak_rate = np.nan_to_num(peaks, nan=np.inf)[plans.precision]
-        flops = model.flops_per_sequence()
-        mfu = flops * plans.global_batch_size / (self.step * gpus * peak_rate)
-        tokens_per_s = plans.global_batch_size * float(model.seq_length) / self.step
+    def _figures(
+        self, block: PlanBatch, columns: Columns, step: FloatArray, peak: FloatArray
+    ) -> dict[str, Any]:
+        """What follows from time and peak."""
+        gpus = columns.shards * columns.pp * block.tp
+        use = peak / self.capacity
+        rate = block.global_batch_size / step
+        per_gpu = rate / gpus
+        mfu = self.flops * per_gpu / self.peak_rate[block.precision]
+        again = _recomputed_frac(self.table.model, columns)
+        return {
+            "tokens_per_s": rate * float(self.table.model.seq_length),
+            "tokens_per_s_per_gpu": per_gpu * float(self.table.model.seq_length),
+            "mfu": mfu,
+            "hfu": mfu * (1 + again * _layer_forward_share(self.table.model, self.flops)),
+            "memory_use_frac": use,
+            "p_fits": fits_probability(use),
+            "zone": (use > self.memory_limit) + (use > TIGHT_LIMIT).astype(np.int64),
+        }
+
+    def simulation(self, plans: PlanBatch) -> Simulation:
+        """The finished result."""
         return Simulation(
-            model=model,
-            cluster=cluster,
-            framework=table.framework,
+            model=self.table.model,
+            cluster=self.table.cluster,
+            framework=self.table.framework,
             plans=plans,
             time=StepBreakdown(**self.time),
             memory=MemoryBreakdown(**self.memory),
-            fullest_stage=self.stage,
-            step_time_s=self.step,
-            tokens_per_s=tokens_per_s,
-            tokens_per_s_per_gpu=tokens_per_s / gpus,
-            mfu=mfu,
-            hfu=mfu * (1 + self.recomputed * _layer_forward_share(model, flops)),
-            peak_memory_bytes=self.peak,
-            memory_capacity_bytes=capacity,
-            memory_use_frac=use,
-            p_fits=fits_probability(use),
-            zone=np.where(use <= memory_limit, 0, np.where(use <= TIGHT_LIMIT, 1, 2)),
-            reasons=self.reasons,
-            memory_limit=memory_limit,
+            memory_capacity_bytes=self.capacity,
+            memory_limit=self.memory_limit,
+            **self.columns,
         )
 
 

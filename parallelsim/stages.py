@@ -26,8 +26,8 @@ class StageLayers(NamedTuple):
 def stage_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
     """Layers of the first, each middle, and the last stage.
 
-    The embedding and the loss take one layer's place each where the layout counts them. A layout that
-    does not divide gives fractions: the rules refuse such plans, the formulas stay defined.
+    The embedding and the loss take one layer's place each where the layout counts them. A layout
+    that does not divide gives fractions: the rules refuse such plans, the formulas stay defined.
     """
     pp = plans.pp.astype(np.float64)
     counts_embedding = (plans.layout == EMBEDDING) | (plans.layout == BOTH)

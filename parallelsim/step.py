@@ -14,9 +14,9 @@ import numpy as np
 from parallelsim.compute import IS_FP8
 from parallelsim.costs import CostTable
 from parallelsim.exposure import data_parallel_exposed, pipeline_transfer_time
-from parallelsim.memory import FP32, most_parameters, states
+from parallelsim.memory import FP32, IS_FP32, States, most_parameters
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.pipeline import INTERLEAVED, pipeline_time
+from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
 from parallelsim.plan import PlanBatch
 from parallelsim.stages import Columns
 
@@ -29,7 +29,8 @@ CAST_BYTES_FP8 = 6.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBreakdown:
-    """Seconds of one step by cause on the critical path, float64 of shape [P]; the total is the sum.
+    """Seconds of one step by cause on the critical path, float64 of shape [P]; the total is the
+    sum.
 
     Computation and exposed communication are those of the slowest stage over all micro-batches.
     """
@@ -74,42 +75,37 @@ class StepBreakdown:
         )
 
 
-class _Stages(NamedTuple):
-    """Seconds of one micro-batch on each stage class, the slowest, and the sum over all stages."""
+def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSeconds:
+    """Seconds of one micro-batch on each stage class.
 
-    first_s: FloatArray
-    middle_s: FloatArray
-    last_s: FloatArray
-    slowest_s: FloatArray
-    sum_s: FloatArray
-
-
-def stage_time(table: CostTable, rows: IntArray, columns: Columns) -> _Stages:
-    """Seconds of one micro-batch on each stage class, forward and backward.
-
-    tau_i = l_i t_layer + r_i t_forward + embedding on the first + head on the last
-    (EQUATIONS_TIME A11). Neglects: clock throttling, jitter.
+    tau_i = l_i t_layer + r_i t_forward + embedding on the first + head on the last (A11). Neglects:
+    clock throttling, jitter.
     """
     layer_s, forward_s = table.layer_total_s[rows], table.layer.forward_s[rows]
-    head = table.edge.head_s[rows]
-    edge_first = table.edge.embedding_s[rows] + head * columns.is_single
-    edge_last = head - head * columns.is_single
+    edge, is_single = table.edge, columns.is_single
+    head, head_forward = edge.head_s[rows], edge.head_forward_s[rows]
     layers, again = columns.layers, columns.recomputed
-    first = layers.first * layer_s + again.first * forward_s + edge_first
-    middle = layers.middle * layer_s + again.middle * forward_s
-    last = layers.last * layer_s + again.last * forward_s + edge_last
-    total = first + last + np.maximum(columns.pp - 2, 0.0) * middle
-    return _Stages(first, middle, last, np.maximum(np.maximum(first, middle), last), total)
+    first = layers.first * layer_s + again.first * forward_s
+    last = layers.last * layer_s + again.last * forward_s
+    forward_first = layers.first * forward_s + edge.embedding_forward_s[rows]
+    return StageSeconds(
+        first=first + (edge.embedding_s[rows] + head * is_single),
+        middle=layers.middle * layer_s + again.middle * forward_s,
+        last=last + (head - head * is_single),
+        forward_first=forward_first + head_forward * is_single,
+        forward_middle=layers.middle * forward_s,
+        forward_last=layers.last * forward_s + (head_forward - head_forward * is_single),
+    )
 
 
 def step_breakdown(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
 ) -> StepBreakdown:
     """Seconds of one optimizer step of every plan, by cause."""
-    m, stages = columns.num_micro_batches, stage_time(table, rows, columns)
-    tail = _after_stages(table, rows, plans, columns, stages)
-    on_first = stages.first_s == stages.slowest_s
-    on_last = ~on_first & (stages.last_s == stages.slowest_s)
+    m, stages = columns.num_micro_batches, stage_seconds(table, rows, columns)
+    tail = _after_stages(table, rows, plans, columns, held, stages)
+    on_first = stages.first >= np.maximum(stages.middle, stages.last)
+    on_last = ~on_first & (stages.last >= stages.middle)
 
     def of_slowest(first: FloatArray, middle: FloatArray | float, last: FloatArray) -> FloatArray:
         return np.where(on_first, first, np.where(on_last, last, middle))
@@ -137,13 +133,13 @@ def step_breakdown(
 
 
 def step_time(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
 ) -> FloatArray:
     """Seconds of one optimizer step: the breakdown's total up to rounding, without its parts."""
-    stages = stage_time(table, rows, columns)
-    tail = _after_stages(table, rows, plans, columns, stages)
+    stages = stage_seconds(table, rows, columns)
+    tail = _after_stages(table, rows, plans, columns, held, stages)
     return (
-        columns.num_micro_batches * stages.slowest_s
+        tail.steady_s
         + tail.p2p_s
         + tail.bubble_s
         + tail.dp_s
@@ -154,8 +150,9 @@ def step_time(
 
 
 class _Tail(NamedTuple):
-    """What comes on top of the slowest stage's micro-batches, shape [P]."""
+    """Seconds of the slowest stage's micro-batches and of what comes on top; shape [P]."""
 
+    steady_s: FloatArray
     p2p_s: FloatArray
     bubble_s: FloatArray
     dp_s: FloatArray
@@ -165,14 +162,19 @@ class _Tail(NamedTuple):
 
 
 def _after_stages(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, stages: _Stages
+    table: CostTable,
+    rows: IntArray,
+    plans: PlanBatch,
+    columns: Columns,
+    held: States,
+    stages: StageSeconds,
 ) -> _Tail:
     framework, m = table.framework, columns.num_micro_batches
     pp, vpp = columns.pp, columns.vpp
     num_gpus = columns.shards * plans.tp * pp
-    pipeline = pipeline_time(stages.slowest_s, stages.sum_s, m, vpp)
+    pipeline = pipeline_time(stages, plans.schedule, pp, vpp, m)
     p2p = _transfers(table, rows, plans, columns, num_gpus)
-    parameters = most_parameters(states(table, rows, plans, columns), columns.layers)
+    parameters = most_parameters(held, columns.layers)
     fp8 = IS_FP8[plans.precision]
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
@@ -182,22 +184,24 @@ def _after_stages(
         num_ranks=columns.shards,
         stride=plans.tp,
         gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * parameters,
-        parameter_bytes=framework.memory.param_bytes * parameters,
+        parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * parameters,
         zero=plans.zero,
         overlap_grad_reduce=plans.overlap_grad_reduce,
         overlap_param_gather=plans.overlap_param_gather,
-        micro_batch_s=stages.slowest_s,
+        micro_batch_s=pipeline.steady_s / m,
         window=window,
         num_micro_batches=m,
     )
     optimizer = optimizer_time(table, parameters, columns.shards, plans.zero, fp8)
     per_micro_batch = framework.host.micro_batch_s * m
-    busy = m * stages.slowest_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
+    busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
     overlap = framework.overlap
     slope = np.where(fp8, overlap.straggler_per_doubling_fp8, overlap.straggler_per_doubling)
     straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
     overhead = per_micro_batch + framework.host.step_s
-    return _Tail(p2p, pipeline.bubble_s, dp, optimizer, overhead, straggler)
+    return _Tail(
+        pipeline.steady_s, p2p, pipeline.bubble_s, dp, optimizer, overhead, straggler
+    )
 
 
 def _transfers(
@@ -222,10 +226,12 @@ def _transfers(
 def optimizer_time(
     table: CostTable, parameters: FloatArray, shards: FloatArray, zero: IntArray, fp8: FloatArray
 ) -> FloatArray:
-    """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8) N) bytes at the bandwidth it reaches (B12)."""
+    """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8) N) bytes at the bandwidth it reaches
+    (B12).
+    """
     accelerator = table.cluster.accelerator
     rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
     owned = parameters / np.where(zero > 0, shards, 1.0)
     resident = np.where(zero == 3, owned, parameters)
     moved = ADAM_BYTES * owned + np.where(fp8, CAST_BYTES_FP8, CAST_BYTES) * resident
-    return moved / rate
+    return np.asarray(moved / rate)

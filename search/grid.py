@@ -1,7 +1,7 @@
 """Exhaustive search: every plan of the space, in blocks, with a running list of the best.
 
-Rules first, memory second, time last, each on what is left. Breakdowns are computed for the survivors
-of the ranking alone.
+Rules first, memory second, time last, each on what is left. Breakdowns are computed for the
+survivors of the ranking alone.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
-
-from parallelsim.costs import CostTable
-from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan import PLAN_FIELDS, PlanBatch
-from parallelsim.memory import lowest_memory
-from parallelsim.rules import RULES, broken_rules
 from parallelsim.search.result import OUT_OF_MEMORY, SearchResult
 from parallelsim.search.space import SearchSpace
+
+from parallelsim.costs import CostTable
+from parallelsim.memory import lowest_memory
+from parallelsim.operators import FloatArray, IntArray
+from parallelsim.plan import PLAN_FIELDS, PlanBatch
+from parallelsim.rules import RULES, broken_rules
 from parallelsim.simulate import (
     DEFAULT_MEMORY_LIMIT,
     TIGHT_LIMIT,
@@ -33,7 +33,9 @@ BoolArray = NDArray[np.bool_]
 UNSTAGED_RULES = sum(1 << bit for bit, rule in enumerate(RULES) if not rule.reads_staging)
 """Bits of the rules that do not depend on layout, virtual stages, schedule and recompute."""
 SPARE = 8
-"""Plans kept for each wanted one: equivalent plans become one row only after the full simulation."""
+"""Plans kept for each wanted one: equivalent plans become one row only after the full
+simulation.
+"""
 
 
 def grid_search(
@@ -72,9 +74,7 @@ def grid_search(
     )
 
 
-def _ranked(
-    space: SearchSpace, plans: PlanBatch, top_k: int, memory_limit: float
-) -> Simulation:
+def _ranked(space: SearchSpace, plans: PlanBatch, top_k: int, memory_limit: float) -> Simulation:
     """Simulated plans in order, the first of each set of equivalent ones, at most ``top_k``."""
     result = simulate(space.model, space.cluster, space.framework, plans, memory_limit)
     result = result.take(_order(result.step_time_s, result.peak_memory_bytes, plans))
@@ -156,8 +156,8 @@ class _Scan:
     def _worth_expanding(self, table: CostTable, pp: int) -> BoolArray:
         """Rows of ``unstaged(pp)`` of which some staging may obey the rules and fit.
 
-        The others are counted as rejected with all their stagings: exact, since the rules asked here
-        do not read the staging, and since no staging needs less memory than the bound.
+        The others are counted as rejected with all their stagings: exact, since the rules asked
+        here do not read the staging, and since no staging needs less memory than the bound.
         """
         space = self.space
         rows, stagings = space.unstaged(pp), space.num_stagings(pp)

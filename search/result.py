@@ -26,7 +26,11 @@ class SearchResult:
     """Safe plans."""
     num_tight: int
     reasons: Mapping[str, int]
-    """Plans that each rule rejects (a plan may break several), and those out of memory."""
+    """Plans that each rule rejects (a plan may break several), and those out of memory.
+
+    Plans that cannot fit however they are cut into stages count as out of memory alone: rules about
+    the cut are not asked for them.
+    """
     proven: bool
     """Every candidate was examined: no plan of the space is better than the first."""
     partial: bool

@@ -2,14 +2,17 @@
 
 Every combination of degrees that fills the GPUs, with every layout, recompute depth and switch that
 the software has. Only canonical plans are generated: one of each set that trains identically (no
-sequence parallelism at tp = 1, no ZeRO on one replica, ``full`` instead of ``full:N`` with all N layers).
+sequence parallelism at tp = 1, no ZeRO on one replica, ``full`` instead of ``full:N`` with all N
+layers).
 
 Left out unless asked for with ``fixed`` or ``limits``, because they cannot win or are not free:
 
 * tp beyond the innermost tier (its collectives would leave NVLink);
-* the off positions of overlap switches and of the fused cross-entropy: on is never slower nor larger;
+* the off positions of overlap switches and of the fused cross-entropy: on is never slower nor
+  larger;
 * selective recompute with flash attention: it saves only what flash attention does not store;
-* 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is not modelled).
+* 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is
+  not modelled).
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ _STAGED = (
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """All canonical plans of a model on a cluster under a framework, at one global batch and precision."""
+    """All canonical plans of a model on a cluster under a framework, at one global batch and
+    precision.
+    """
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -130,8 +135,12 @@ class SearchSpace:
 
     def shapes(self) -> PlanBatch:
         """A small batch with every combination of the fields that operator shapes depend on."""
-        rows = np.unique(np.concatenate([self._shared_table(pp) for pp in self._degrees["pp"]]), axis=0)
-        columns: dict[str, object] = {name: np.tile(rows[:, i], 2) for i, name in enumerate(_SHARED)}
+        rows = np.unique(
+            np.concatenate([self._shared_table(pp) for pp in self._degrees["pp"]]), axis=0
+        )
+        columns: dict[str, object] = {
+            name: np.tile(rows[:, i], 2) for i, name in enumerate(_SHARED)
+        }
         columns["precision"] = code("precision", self.precision)
         columns["recompute"] = np.repeat([0, code("recompute", "selective")], len(rows))
         return PlanBatch.from_columns(2 * len(rows), columns)
@@ -180,7 +189,9 @@ class SearchSpace:
         values = self._allowed(name, default, possible)
         if not values:
             given = ", ".join(str(v) for v in self._given[name])
-            shown = ", ".join(str(n) for n in possible[:12]) + (", ..." if len(possible) > 12 else "")
+            shown = ", ".join(str(n) for n in possible[:12]) + (
+                ", ..." if len(possible) > 12 else ""
+            )
             raise PlanError(f"{name}={given} cannot divide {gpus} GPUs here; it can be {shown}")
         return values
 
@@ -198,10 +209,11 @@ class SearchSpace:
     def _degree_rows(self, tp: int, cp: int, dp: int) -> IntArray:
         """Rows of ``_SHARED`` for one choice of degrees: micro-batch sizes x switches."""
         switches = self._switch_table(tp > 1, cp > 1, dp * cp > 1)
-        per_replica = max(self.global_batch_size // dp, 1)
-        powers = [2**i for i in range(7) if 2**i <= per_replica]
-        every = range(1, per_replica + 1) if "micro_batch_size" in self._given else powers
-        sizes = self._allowed("micro_batch_size", powers, every)
+        per_replica, left = divmod(self.global_batch_size, dp)
+        possible = range(1, per_replica + 1) if "micro_batch_size" in self._given else ()
+        # A batch that the replicas do not divide has no micro-batch: one plan stays to say so.
+        divisors = [n for n in range(1, MAX_MICRO_BATCH_SIZE + 1) if per_replica % n == 0]
+        sizes = self._allowed("micro_batch_size", [1] if left else divisors, possible)
         degrees = np.array([(tp, cp, dp, size) for size in sizes], np.int64).reshape(-1, 4)
         return np.hstack([np.repeat(degrees, len(switches), 0), np.tile(switches, (len(sizes), 1))])
 
@@ -245,7 +257,9 @@ class SearchSpace:
                 yield overlap, gathers
 
     def _staged_table(self, pp: int) -> IntArray:
-        """Combinations of layout, virtual stages, schedule and recompute depth: rows of ``_STAGED``."""
+        """Combinations of layout, virtual stages, schedule and recompute depth: rows of
+        ``_STAGED``.
+        """
         if pp not in self._staged_tables:
             rows = [
                 (vpp, schedule, layout, first, last, *recompute)
@@ -270,7 +284,9 @@ class SearchSpace:
         return self._allowed("schedule", known, known)
 
     def _layouts(self, pp: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """(vpp, layout code, first, last, layers of the largest chunk) of every way to cut the layers."""
+        """(vpp, layout code, first, last, layers of the largest chunk) of every way to cut the
+        layers.
+        """
         num_layers = self.model.num_layers
         names = [n for n in self.framework.capabilities.layouts if n == "even" or pp > 1]
         for layout in self._allowed("layout", names, names):
@@ -282,10 +298,14 @@ class SearchSpace:
                 cuts = [(0, 0, slots // pp)] if slots % pp == 0 else []
             for first, last, middle in cuts:
                 for vpp in self._virtual_stages(pp, name, first, last, middle):
+                    if (name, pp, vpp) == ("embedding-loss", 2, 1):
+                        continue  # two stages, a layer less on both: the even cut
                     yield vpp, layout, first, last, max(middle, first, last) // vpp
 
-    def _virtual_stages(self, pp: int, layout: str, first: int, last: int, middle: int) -> list[int]:
-        """vpp that cut every stage into whole chunks."""
+    def _virtual_stages(
+        self, pp: int, layout: str, first: int, last: int, middle: int
+    ) -> list[int]:
+        """Vpp that cut every stage into whole chunks."""
         possible = [v for v in range(1, middle + 1) if middle % v == first % v == last % v == 0]
         if layout == "even" and pp == 1:
             possible = [1]
@@ -294,9 +314,11 @@ class SearchSpace:
         return self._allowed("vpp", possible, possible)
 
     def _uneven_cuts(self, pp: int) -> list[tuple[int, int, int]]:
-        """(first, last, middle) with both ends at most ``UNEVEN_DEPTH`` layers lighter than the middle.
+        """(first, last, middle) with both ends at most ``UNEVEN_DEPTH`` layers lighter than the
+        middle.
 
-        Given first or last stages replace that bound. A cut that another layout makes is left to it.
+        Given first or last stages replace that bound. A cut that another layout makes is left to
+        it.
         """
         num_layers, given = self.model.num_layers, self._given
         cuts = []
@@ -328,8 +350,10 @@ class SearchSpace:
         """(recompute code, layers) of every depth: none, selective, 1 to all but one layer, all."""
         can = self.framework.capabilities.recomputes
         kinds = [k for k in can if k != "block"]
-        default = [k for k in kinds if k != "selective" or not self.framework.compute.flash_attention]
-        rows = []
+        default = [
+            k for k in kinds if k != "selective" or not self.framework.compute.flash_attention
+        ]
+        rows: list[tuple[int, int]] = []
         for kind in self._allowed("recompute", default, kinds):
             if CHOICES["recompute"][kind] != "full":
                 depths = [0]

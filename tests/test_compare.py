@@ -18,7 +18,9 @@ PLANS = [
 @pytest.fixture(scope="module")
 def simulation() -> ps.Simulation:
     cluster = ps.load_cluster("hgx-h100", num_gpus=8)
-    return ps.simulate(ps.load_model("llama3-8b"), cluster, ps.load_framework("megatron-core"), PLANS)
+    return ps.simulate(
+        ps.load_model("llama3-8b"), cluster, ps.load_framework("megatron-core"), PLANS
+    )
 
 
 def test_terms_add_up_to_step_and_peak(simulation: ps.Simulation) -> None:

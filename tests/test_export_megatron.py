@@ -248,10 +248,13 @@ def test_biases_and_norms_have_their_flags():
     assert "bias-linear" not in gpt3
     assert "--normalization LayerNorm" in gpt3
     assert "--position-embedding-type learned_absolute" in gpt3
-    assert "ROTARY_BASE" not in gpt3
+    assert "--rotary-base" not in gpt3
+    assert "--rotary-base 1000000" in qwen
     assert "--group-query-attention" not in gpt3
     assert "--untie" not in gpt3
-    assert "--squared-relu" in export(SMALL, load_model("nemotron4-15b"), NODE)
+    nemotron = export(SMALL, load_model("nemotron4-15b"), NODE)
+    assert "--squared-relu" in nemotron
+    assert "--rotary-percent 0.5" in nemotron
 
 
 @pytest.mark.parametrize(
@@ -368,9 +371,14 @@ def test_null_tokenizer_adds_a_token_in_older_versions():
 
 
 def test_cuda_graph_scope_is_named_where_the_version_needs_it():
-    graphs = replace(PLAN, cuda_graphs=True)
+    graphs = replace(PLAN, cuda_graphs=True, recompute="none")
     assert "--cuda-graph-scope full" in export(graphs, version="core_v0.15.0")
     assert "--cuda-graph-scope" not in export(graphs, version="main-2026-08")
+
+
+def test_older_version_refuses_graphs_with_recompute():
+    with pytest.raises(ExportError, match="no CUDA graphs with recompute"):
+        export(replace(PLAN, cuda_graphs=True), version="core_v0.15.0")
 
 
 def test_unknown_version_names_the_known():

@@ -31,8 +31,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_import_loads_no_heavy_library() -> None:
     loaded = run_python(
-        "import sys, parallelsim\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+        f"import sys, parallelsim\nprint([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert loaded.strip() == "[]"
 

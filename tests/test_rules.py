@@ -13,7 +13,7 @@ from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import CHOICES, MAX_DEGREE, PLAN_FIELDS, Plan, PlanBatch
+from parallelsim.plan import CHOICES, MAX_DEGREE, Plan, PlanBatch
 from parallelsim.rules import RULES, broken_rules, explain, reasons
 
 LLAMA = load_model("llama3-70b").with_seq_length(8192)  # 80 layers, 64 heads, 8 groups, ffn 28672
@@ -442,7 +442,7 @@ def restated(
 
 
 def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:
-    """Plans that break few rules each: every column is sensible nine times in ten, else anything."""
+    """Plans that break few rules each: a column is sensible nine times in ten, else anything."""
     rng = np.random.default_rng(seed)
 
     def mostly(sensible: object, low: int, high: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,12 @@ import numpy as np
 from parallelsim.catalog import load_cluster, load_framework, load_model, model_names
 from parallelsim.cluster import ClusterSpec
 from parallelsim.exporters.megatron import DEFAULT_VERSION, export_megatron
-from parallelsim.exporters.megatron_flags import model_refusals, plan_refusals
+from parallelsim.exporters.megatron_flags import (
+    VERSIONS,
+    MegatronVersion,
+    model_refusals,
+    plan_refusals,
+)
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CHOICES, PLAN_FIELDS, Plan, PlanBatch
@@ -102,12 +108,17 @@ def features(plan: Plan) -> set[tuple[str, object]]:
 
 
 def covering_plans(
-    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, number: int, seed: int
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    version: MegatronVersion,
+    number: int,
+    seed: int,
 ) -> list[Plan]:
     """Valid plans that Megatron-LM runs, each chosen for what those before it do not have."""
     plans = draw(model, cluster, np.random.default_rng(seed))
     valid = plans.take(np.flatnonzero(broken_rules(model, cluster, framework, plans) == 0)[:1500])
-    left = [plan for plan in valid if not list(plan_refusals(model, plan))]
+    left = [plan for plan in valid if not list(plan_refusals(model, plan, version))]
     chosen: list[Plan] = []
     seen: set[tuple[str, object]] = set()
     while left and len(chosen) < number:
@@ -118,12 +129,13 @@ def covering_plans(
     return chosen
 
 
-def cases(framework: FrameworkSpec, plans_per_model: int) -> Iterator[Case]:
+def cases(framework: FrameworkSpec, version: MegatronVersion, number: int) -> Iterator[Case]:
     exportable = [m for m in map(load_model, model_names()) if not list(model_refusals(m))]
     for seed, model in enumerate(exportable):
         cluster_name, num_gpus, arch = CLUSTERS[seed % len(CLUSTERS)]
         cluster = load_cluster(cluster_name, num_gpus)
-        for i, plan in enumerate(covering_plans(model, cluster, framework, plans_per_model, seed)):
+        chosen = covering_plans(model, cluster, framework, version, number, seed)
+        for i, plan in enumerate(chosen):
             yield Case(f"{model.name}/{cluster_name}/{i}", model, cluster, plan, arch)
 
 
@@ -160,13 +172,14 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
     expected = {
         "data_parallel_size": plan.dp,
         "num_microbatches": plan.num_micro_batches,
-        "padded_vocab_size": case.model.padded_vocab_size(plan.tp),
         "sequence_parallel": plan.sequence_parallel,
         "use_distributed_optimizer": plan.zero == 1,
         "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
         "overlap_grad_reduce": plan.overlap_grad_reduce,
         "overlap_param_gather": plan.overlap_param_gather,
     }
+    if derived.get("padded_vocab_size"):
+        expected["padded_vocab_size"] = case.model.padded_vocab_size(plan.tp)
     if plan.precision != "fp32":
         expected["accumulate_allreduce_grads_in_fp32"] = plan.grad_dtype == "fp32"
     wrong = [
@@ -187,11 +200,12 @@ def main() -> int:
     parser.add_argument("--oracle", required=True)
     parser.add_argument("--megatron", required=True)
     parser.add_argument("--python", default=sys.executable, help="interpreter for the oracle")
-    parser.add_argument("--version", default=DEFAULT_VERSION)
+    parser.add_argument("--oracle-options", default="", help="passed on, such as --no-optim")
+    parser.add_argument("--version", default=DEFAULT_VERSION, choices=VERSIONS)
     parser.add_argument("--plans-per-model", type=int, default=4)
     options = parser.parse_args()
     framework = load_framework("megatron-core")
-    all_cases = list(cases(framework, options.plans_per_model))
+    all_cases = list(cases(framework, VERSIONS[options.version], options.plans_per_model))
     accepted, answered = 0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -206,6 +220,7 @@ def main() -> int:
             (folder / "cases.jsonl").write_text("\n".join(lines) + "\n")
             command = [options.python, options.oracle, "--batch", str(folder / "cases.jsonl")]
             command += ["--json", "--gpu-arch", arch, "--megatron", options.megatron]
+            command += shlex.split(options.oracle_options)
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
             for case, line in zip(group, done.stdout.splitlines(), strict=True):
                 answer = json.loads(line)

@@ -44,8 +44,8 @@ def export_megatron(
     if version not in VERSIONS:
         known = ", ".join(VERSIONS)
         raise ExportError(f"unknown Megatron-LM version {version[:40]!r}; choose from {known}")
-    _check(model, cluster, framework, plan)
     chosen = VERSIONS[version]
+    _check(model, cluster, framework, plan, chosen)
     groups = [
         flags_of.architecture(model),
         flags_of.batch(plan),
@@ -68,7 +68,13 @@ def export_megatron(
     return "\n".join(parts)
 
 
-def _check(model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> None:
+def _check(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    version: MegatronVersion,
+) -> None:
     if framework.launches != "megatron":
         raise ExportError(
             f"a plan for {_printable(framework.name)} is not launched by Megatron-LM; "
@@ -79,7 +85,7 @@ def _check(model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, pla
     if reasons := list(flags_of.model_refusals(model)):
         name = _printable(model.name)
         raise ExportError(f"Megatron-LM cannot build {name}: {'; '.join(reasons)}")
-    if reasons := list(flags_of.plan_refusals(model, plan)):
+    if reasons := list(flags_of.plan_refusals(model, plan, version)):
         raise ExportError(f"Megatron-LM cannot run the plan: {'; '.join(reasons)}")
 
 
@@ -129,8 +135,6 @@ def _settings(model: ModelSpec, cluster: ClusterSpec) -> str:
         'LR_WARMUP_ITERS="${LR_WARMUP_ITERS:-10}"',
         'SEED="${SEED:-1234}"',
     ]
-    if model.position_embedding == "rope":
-        lines += ['ROTARY_BASE="${ROTARY_BASE:-10000}"  # as on the model\'s card']
     return "\n".join([*lines, ""])
 
 

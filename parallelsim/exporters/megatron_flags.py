@@ -25,13 +25,15 @@ class MegatronVersion:
     """NullTokenizer has one token more than ``--vocab-size`` says (for end of document)."""
     cuda_graph_scope: bool
     """Graphs of whole layers need ``--cuda-graph-scope full``; later versions default to them."""
+    cuda_graphs_with_recompute: bool
+    """CUDA graphs go with selective recompute."""
 
 
 VERSIONS = {
     version.name: version
     for version in (
-        MegatronVersion("core_v0.15.0", "tag core_v0.15.0, December 2025", True, True),
-        MegatronVersion("main-2026-08", "branch main at d98e8a64, August 2026", False, False),
+        MegatronVersion("core_v0.15.0", "tag core_v0.15.0, December 2025", True, True, False),
+        MegatronVersion("main-2026-08", "branch main at d98e8a64, August 2026", False, False, True),
     )
 }
 """Versions that scripts can be written for, oldest first."""
@@ -139,17 +141,20 @@ def _biases(layer: Layer) -> tuple[bool, bool, bool]:
     return layer.attention.qkv_bias, layer.attention.output_bias, layer.mlp.bias
 
 
-def plan_refusals(model: ModelSpec, plan: Plan) -> Iterator[str]:
-    """What of a valid plan Megatron-LM cannot run."""
+def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Iterator[str]:
+    """What of a valid plan the version cannot run."""
     if plan.zero >= 2:
         yield f"it shards the optimizer alone (zero 1), not zero={plan.zero}"
     if plan.schedule == "gpipe":
         yield "its schedules are 1f1b and interleaved-1f1b, not gpipe"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
-    dropout = model.attention_dropout
-    if plan.cuda_graphs and plan.recompute == "selective" and dropout:
-        yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
+    if plan.cuda_graphs and plan.recompute == "selective":
+        if not version.cuda_graphs_with_recompute:
+            yield f"{version.name} has no CUDA graphs with recompute"
+        elif model.attention_dropout:
+            dropout = model.attention_dropout
+            yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
 
 
 def architecture(model: ModelSpec) -> FlagGroup:
@@ -168,7 +173,9 @@ def architecture(model: ModelSpec) -> FlagGroup:
     flags += [f"--max-position-embeddings {max(model.max_seq_length, model.seq_length)}"]
     flags += [f"--position-embedding-type {POSITION_FLAGS[model.position_embedding]}"]
     if model.position_embedding == "rope":
-        flags += ['--rotary-base "${ROTARY_BASE}"']
+        flags += [f"--rotary-base {model.rotary_base:.0f}"]
+        if model.rotary_percent != 1:
+            flags += [f"--rotary-percent {model.rotary_percent:g}"]
     flags += [f"--normalization {NORM_FLAGS[model.norm, model.norm_bias]}"]
     flags += [*ACTIVATION_FLAGS[mlp.gated, mlp.activation], *BIAS_FLAGS[_biases(layer)]]
     if mlp.activation == "gelu" and not mlp.bias:

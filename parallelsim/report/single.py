@@ -38,19 +38,23 @@ def print_simulation(simulation: Simulation, broken: Sequence[str]) -> None:
     """Verdict, time by term, memory by stage and term."""
     row = simulation.row(0)
     plan = simulation.plans.plan(0)
-    click.echo(f"plan:   {degrees(plan)}\n        {switches(plan)}\n")
+    click.echo(f"plan:   {degrees(plan)}")
+    click.echo(paragraph(switches(plan), indent=8) + "\n")
     for message in broken:
         click.echo(f"cannot run: {message}")
+    use = format_percent(row["memory_use_frac"])
     click.echo(
-        f"memory: {VERDICTS[row['zone']]}; the fullest stage, {row['fullest_stage']}, needs "
-        f"{format_bytes(row['peak_memory_bytes'])} of {format_bytes(row['memory_capacity_bytes'])} "
-        f"({format_percent(row['memory_use_frac'])}), P(fits) {row['p_fits']:.0%}"
+        f"memory: {VERDICTS[row['zone']]}, P(fits) {row['p_fits']:.0%}\n"
+        f"        the fullest stage, {row['fullest_stage']}, needs "
+        f"{format_bytes(row['peak_memory_bytes'])} of "
+        f"{format_bytes(row['memory_capacity_bytes'])} ({use})"
     )
     click.echo(
         f"speed:  {format_seconds(row['step_time_s'])} a step, "
         f"{format_count(row['tokens_per_s'])} tokens/s, "
-        f"{row['tokens_per_s_per_gpu']:.0f} tokens/s/GPU, "
-        f"MFU {format_percent(row['mfu'])}, HFU {format_percent(row['hfu'])}\n"
+        f"{row['tokens_per_s_per_gpu']:.0f} tokens/s/GPU\n"
+        f"        MFU {format_percent(row['mfu'])}, HFU {format_percent(row['hfu'])} "
+        "(of the dense peak; causal attention halved)\n"
     )
     print_table(
         (Column("time", "left"), Column("step"), Column("share")),

@@ -39,13 +39,20 @@ def shown_columns(
     return keep
 
 
-def paragraph(text: str) -> str:
+def paragraph(text: str, indent: int = 0) -> str:
     """The text in lines as wide as the terminal, but at most 100 characters."""
     import shutil
     import textwrap
 
     width = min(100, max(40, shutil.get_terminal_size().columns))
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def console() -> Console:

@@ -1,0 +1,156 @@
+"""Speed of the simulator, the search and the command line, as figures and as ratios.
+
+    python benchmarks/speed.py [--json]
+
+Ratios are to a fixed NumPy workload (or to ``python -c "import numpy"``) of the same run, so that
+machines, and quiet and busy hours of one machine, can be compared. Each figure is the best of a few
+repetitions: the others measure the neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from parallelsim import (
+    PlanBatch,
+    SearchSpace,
+    grid_search,
+    load_cluster,
+    load_framework,
+    load_model,
+)
+from parallelsim.costs import CostTable
+from parallelsim.rules import broken_rules
+from parallelsim.simulate import screen, simulate
+
+NUM_PLANS = 400_000
+SEARCHES = (("llama3-70b", 256, 512), ("llama3-70b", 1024, 512), ("llama3.1-405b", 16_384, 2048))
+
+
+def best_seconds(function: Callable[[], object], repeat: int) -> float:
+    """Least wall time of ``repeat`` calls."""
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def reference_seconds() -> float:
+    """The fixed workload: 1,000 fused multiply-adds over 8,192 doubles, as the simulator
+    computes.
+    """
+    a, b = np.linspace(1, 2, 8192), np.linspace(2, 3, 8192)
+
+    def work() -> None:
+        for _ in range(1000):
+            np.maximum(a * b, b) + a
+
+    return best_seconds(work, 7)
+
+
+def feasible_plans(space: SearchSpace, count: int) -> PlanBatch:
+    """Plans drawn at random (with repetition) from those of the space that break no rule."""
+    blocks = [
+        block.take(broken_rules(space.model, space.cluster, space.framework, block) == 0)
+        for block in space.blocks()
+    ]
+    plans = PlanBatch.concatenate(blocks)
+    return plans.take(np.random.default_rng(0).integers(0, len(plans), count))
+
+
+def plans_per_second() -> dict[str, float]:
+    """Screen and full simulation of random feasible plans, with the cost table and without."""
+    model, framework = load_model("llama3-70b"), load_framework("megatron-core")
+    cluster = load_cluster("hgx-h100", 256)
+    plans = feasible_plans(SearchSpace(model, cluster, framework, 512), NUM_PLANS)
+    table = CostTable(model, cluster, framework, plans)
+    return {
+        "screen_plans_per_s": NUM_PLANS / best_seconds(lambda: screen(table, plans), 5),
+        "simulate_plans_per_s": NUM_PLANS
+        / best_seconds(lambda: simulate(model, cluster, framework, plans), 5),
+    }
+
+
+def search_seconds() -> dict[str, float]:
+    """Whole exhaustive searches, in process."""
+    framework = load_framework("megatron-core")
+    figures = {}
+    for name, gpus, batch in SEARCHES:
+        model, cluster = load_model(name), load_cluster("hgx-h100", gpus)
+
+        def search(model=model, cluster=cluster, batch=batch) -> None:  # type: ignore[no-untyped-def]
+            grid_search(SearchSpace(model, cluster, framework, batch))
+
+        figures[f"search_{name}_{gpus}_s"] = best_seconds(search, 5)
+    return figures
+
+
+def command_line() -> dict[str, float]:
+    """Cold starts, and the largest resident set of a search at the largest size."""
+    program = shutil.which("parallelsim", path=str(Path(sys.executable).parent))
+    if program is None:
+        raise SystemExit("parallelsim is not installed beside this Python")
+    commands = {
+        "import_numpy_s": [sys.executable, "-c", "import numpy"],
+        "cold_plan_s": [program, "plan", "--model", "llama3-70b", "--gpus", "256"],
+        "cold_simulate_s": [
+            *(program, "simulate", "--model", "llama3-8b", "--gpus", "8"),
+            *("--tp", "2", "--dp", "4", "--global-batch-size", "128"),
+        ],
+        "cold_help_s": [program, "--help"],
+    }
+
+    def median(command: list[str]) -> float:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        runs = []
+        for _ in range(7):
+            start = time.perf_counter()
+            subprocess.run(command, check=True, **quiet)  # type: ignore[call-overload]
+            runs.append(time.perf_counter() - start)
+        return statistics.median(runs)
+
+    figures = {name: median(command) for name, command in commands.items()}
+    largest = [program, "plan", "--model", "llama3.1-405b", "--gpus", "16384"]
+    child = subprocess.Popen(largest, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, _, usage = os.wait4(child.pid, 0)
+    return figures | {"peak_memory_mb": usage.ru_maxrss / 1024}
+
+
+def main() -> None:
+    """Print every figure, and its ratio where it has one."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="numbers for programs")
+    options = parser.parse_args()
+    reference = reference_seconds()
+    figures = {"reference_s": reference} | plans_per_second() | search_seconds() | command_line()
+    for name in ("screen_plans_per_s", "simulate_plans_per_s"):
+        figures[name.replace("plans_per_s", "ns_over_reference_ns")] = (
+            1 / figures[name] / (reference / (1000 * 8192))
+        )
+    for name in list(figures):
+        if name.startswith("search_"):
+            figures[f"{name[:-2]}_over_reference"] = figures[name] / reference
+        if name.startswith("cold_"):
+            figures[f"{name[:-2]}_over_import_numpy"] = figures[name] / figures["import_numpy_s"]
+    if options.json:
+        print(json.dumps(figures, indent=2))
+        return
+    for name, value in figures.items():
+        print(f"{name:48s} {value:14,.4g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""From the facts of a measured run to model, cluster, framework and plan.
+
+Everything comes from the row alone: never from the name of its group. What it does not state takes
+the framework's default (:mod:`parallelsim.run_defaults`), and :attr:`Case.assumed` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from parallelsim.catalog import (
+    cluster_names,
+    framework_names,
+    load_cluster,
+    load_framework,
+)
+from parallelsim.cluster import ClusterSpec
+from parallelsim.errors import PlanError, SpecError
+from parallelsim.framework import FrameworkSpec
+from parallelsim.measured_clusters import CLUSTER_FACTS, cluster_of
+from parallelsim.measured_text import (
+    follows_recipe,
+    framework_variant,
+    stated_grad_dtype,
+    stated_recompute_layers,
+    stated_switches,
+    states_offload,
+)
+from parallelsim.measurements import Facts, RowError, Run
+from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
+from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, Plan
+from parallelsim.run_defaults import RunDefaults, run_defaults
+from parallelsim.stage_split import stage_split
+
+GPT2_VOCAB_SIZE = 50_257
+"""Rows of the GPT-2 tokenizer, Megatron's default for GPT models (GPT2BPETokenizer)."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that can be predicted."""
+
+    run: Run
+    model: ModelSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+    plan: Plan
+    assumed: tuple[str, ...]
+    """Settings that the row does not state, as ``name=value``."""
+    recomputes: tuple[str, ...]
+    """Heavier kinds of recompute to fall back on, where the row states none and the plan would not
+    fit."""
+
+
+class CaseBuilder:
+    """Builds cases; equal models, clusters and frameworks are one object, so that runs batch."""
+
+    def __init__(self, framework: str | None = None) -> None:
+        """With ``framework`` (name or path) every run is predicted for that software."""
+        self._given = load_framework(framework) if framework else None
+        self._cache: dict[Hashable, Any] = {}
+
+    def build(self, run: Run) -> Case:
+        """The case of one run.
+
+        Raises:
+            RowError: it cannot be predicted; the message is the reason.
+        """
+        facts = run.facts
+        _refuse_unsupported(facts)
+        base = self._framework(run)
+        defaults = run_defaults(base.name, follows_recipe=follows_recipe(facts))
+        framework: FrameworkSpec = self._once(
+            ("framework", base.name, *(facts.text(k) for k in ("flash_attention", "notes"))),
+            lambda: self._interned("framework", framework_variant(base, facts)),
+        )
+        assumed: list[str] = []
+        try:
+            model = self._interned("model", _model(facts, defaults, assumed))
+            key = ("cluster", *(facts.text(name) for name in CLUSTER_FACTS))
+            cluster: ClusterSpec = self._once(key, lambda: cluster_of(facts, self._clusters()))
+            plan, recomputes = _plan(facts, model, cluster, framework, defaults, assumed)
+        except (SpecError, PlanError) as error:
+            raise RowError(str(error)) from None
+        return Case(run, model, cluster, framework, plan, tuple(assumed), recomputes)
+
+    def _framework(self, run: Run) -> FrameworkSpec:
+        if self._given is not None:
+            return self._given
+        name = run.framework
+        if not name:
+            raise RowError("the row names no framework; give one with --framework")
+        if name not in framework_names():
+            raise RowError(f"no framework file for {name[:40]!r}")
+        loaded: FrameworkSpec = self._once(("base", name), lambda: load_framework(name))
+        return loaded
+
+    def _clusters(self) -> tuple[ClusterSpec, ...]:
+        """The whole catalogue, read once."""
+        return self._once("clusters", lambda: tuple(load_cluster(name) for name in cluster_names()))
+
+    def _once(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        if key not in self._cache:
+            self._cache[key] = make()
+        value: _T = self._cache[key]
+        return value
+
+    def _interned(self, kind: str, value: _T) -> _T:
+        """The first object equal to ``value``."""
+        return self._once((kind, repr(value)), lambda: value)
+
+
+def _refuse_unsupported(facts: Facts) -> None:
+    """Refuse what no formula covers yet.
+
+    Raises:
+        RowError: with the reason.
+    """
+    task = facts.text("task")
+    if task not in ("", "pretrain"):
+        raise RowError(f"not supported yet: {task[:20]} (packed or partly frozen training)")
+    if facts.text("num_experts") or facts.text("moe_top_k") or (facts.count("ep", 1) or 1) > 1:
+        raise RowError("not supported yet: mixture of experts")
+    if facts.text("mla"):
+        raise RowError("not supported yet: multi-head latent attention")
+    if facts.text("mtp_layers") not in ("", "0"):
+        raise RowError("not supported yet: multi-token prediction")
+    if facts.text("fsdp").lower() not in ("", "false") or facts.text("zero_stage") == "3":
+        raise RowError("not supported yet: FSDP (ZeRO 3)")
+    if states_offload(facts):
+        raise RowError("not supported yet: offload to the host")
+    schedule = facts.text("schedule")
+    if schedule and schedule not in SCHEDULES:
+        raise RowError(f"not supported yet: schedule {schedule[:30]}")
+    if facts.text("sequence_parallel").lower().startswith("deepspeed-ulysses"):
+        raise RowError("not supported yet: sequence parallelism by all-to-all")
+
+
+def _model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> ModelSpec:
+    hidden, heads = facts.required("hidden_size"), facts.required("num_attention_heads")
+    head_dim = facts.count("head_dim") or hidden // heads
+    gated = facts.switch("gated_mlp")
+    if gated is None:
+        raise RowError("gated_mlp is not stated")
+    vocab = facts.count("vocab_size")
+    if vocab is None:
+        if gated:
+            raise RowError("vocab_size is not stated")
+        vocab = GPT2_VOCAB_SIZE
+        assumed.append(f"vocab_size={vocab}")
+    window = facts.text("sliding_window")
+    if window and not window.isdecimal():
+        raise RowError(f"not supported yet: sliding window {window[:40]!r}")
+    tied = facts.switch("tied_embeddings")
+    if tied is None:
+        tied = not gated
+        assumed.append(f"tied_embeddings={tied}")
+    attention = Attention(
+        heads,
+        facts.count("num_query_groups", heads) or heads,
+        head_dim,
+        window=int(window) if window else None,
+    )
+    layer = Layer(attention, MLP(facts.required("ffn_hidden_size"), gated))
+    dropout = 0.0 if gated else defaults.dropout
+    seq_length = facts.required("seq_length")
+    return ModelSpec(
+        name=facts.text("model")[:80] or "model",
+        hidden_size=hidden,
+        vocab_size=vocab,
+        seq_length=seq_length,
+        max_seq_length=seq_length,
+        default_global_batch_tokens=0,
+        blocks=(Block(facts.required("num_layers"), (layer,)),),
+        tied_embeddings=tied,
+        position_embedding="rope" if gated else defaults.plain_positions,
+        norm="rmsnorm" if gated else "layernorm",
+        norm_bias=not gated,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+    )
+
+
+def _plan(
+    facts: Facts,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    defaults: RunDefaults,
+    assumed: list[str],
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan of a row, and the kinds of recompute that may replace an assumed one."""
+    degrees = _degrees(facts, model, assumed)
+    tp, pp = degrees["tp"], degrees["pp"]
+    precision = _precision(facts, model, cluster, framework, defaults, assumed)
+    recompute, heavier = _recompute(facts, framework, defaults, assumed)
+    zero = facts.number("zero_stage")
+    if zero is None:
+        zero = defaults.zero
+        assumed.append(f"zero={zero}")
+    sequence_parallel = facts.switch("sequence_parallel")
+    if sequence_parallel is None and tp > 1:
+        sequence_parallel = defaults.sequence_parallel and framework.capabilities.sequence_parallel
+        assumed.append(f"sequence_parallel={sequence_parallel}")
+    sequence_parallel = bool(sequence_parallel) and tp > 1
+    grad_dtype = stated_grad_dtype(facts)
+    if not grad_dtype:
+        grad_dtype = defaults.fp16_grad_dtype if precision == "fp16" else defaults.grad_dtype
+        assumed.append(f"grad_dtype={grad_dtype}")
+    switches = _switches(facts, framework, defaults, assumed)
+    switches["tp_comm_overlap"] &= sequence_parallel
+    switches["overlap_param_gather"] &= zero > 0
+    switches["cuda_graphs"] &= recompute != "full"
+    fields: dict[str, Any] = degrees | switches
+    plan = Plan(
+        **fields,
+        **stage_split(model, pp, degrees["vpp"], facts.text("layer_split") or defaults.layer_split),
+        schedule=_schedule(facts, pp, degrees["vpp"]),
+        sequence_parallel=sequence_parallel,
+        zero=int(zero),
+        recompute=recompute,
+        recompute_num_layers=stated_recompute_layers(facts) if recompute == "full" else 0,
+        precision=precision,
+        grad_dtype=grad_dtype,
+    )
+    return plan.validate(), heavier
+
+
+def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, int]:
+    num_gpus = facts.required("num_gpus")
+    tp, cp, pp = facts.required("tp"), facts.count("cp", 1) or 1, facts.required("pp")
+    dp = facts.count("dp") or max(num_gpus // (tp * cp * pp), 1)
+    if tp * cp * pp * dp != num_gpus:
+        raise RowError(f"tp={tp} x cp={cp} x pp={pp} x dp={dp} is not num_gpus={num_gpus}")
+    batch, micro = facts.required("global_batch_size"), facts.count("micro_batch_size")
+    if micro is None:
+        micro = 1
+        assumed.append("micro_batch_size=1")
+    if batch % (micro * dp):
+        raise RowError(
+            f"global_batch_size={batch} is no multiple of micro_batch_size x dp = {micro * dp}"
+        )
+    vpp = facts.count("vpp")
+    if vpp is None:
+        vpp = 1
+        interleaves = facts.text("schedule") in ("", "interleaved-1f1b")
+        if (
+            pp > 1
+            and interleaves
+            and model.num_layers % pp == 0
+            and batch // (micro * dp) % pp == 0
+        ):
+            vpp = model.num_layers // pp
+        if pp > 1:
+            assumed.append(f"vpp={vpp}")
+    if pp == 1:
+        vpp = 1
+    return {
+        "tp": tp,
+        "cp": cp,
+        "pp": pp,
+        "vpp": vpp,
+        "dp": dp,
+        "micro_batch_size": micro,
+        "global_batch_size": batch,
+    }
+
+
+def _schedule(facts: Facts, pp: int, vpp: int) -> str:
+    if pp == 1:
+        return "none"
+    if vpp > 1:
+        return "interleaved-1f1b"
+    return "gpipe" if facts.text("schedule") == "gpipe" else "1f1b"
+
+
+def _precision(
+    facts: Facts,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    defaults: RunDefaults,
+    assumed: list[str],
+) -> str:
+    stated = facts.text("precision")
+    if not stated:
+        gated = model.layers[0].mlp.gated
+        stated = defaults.gated_precision if gated else defaults.plain_precision
+        if stated not in cluster.accelerator.precisions:
+            stated = "fp16"
+        assumed.append(f"precision={stated}")
+    if stated == "fp8":
+        hardware = cluster.accelerator.precisions
+        known = [p for p in framework.capabilities.precisions if "fp8" in p and p in hardware]
+        if not known:
+            raise RowError(f"{framework.name} has no fp8 recipe on {cluster.accelerator.name}")
+        stated = known[0]
+        assumed.append(f"fp8 recipe={stated}")
+    if stated not in PRECISIONS:
+        raise RowError(f"not supported yet: precision {stated[:30]}")
+    return stated
+
+
+def _recompute(
+    facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
+) -> tuple[str, tuple[str, ...]]:
+    """(kind, heavier kinds to try): as stated, else the lightest that will turn out to fit."""
+    stated = facts.text("recompute")
+    if stated in RECOMPUTES:
+        return stated, ()
+    if stated:
+        raise RowError(f"not supported yet: recompute {stated[:30]}")
+    kinds = tuple(k for k in defaults.recomputes if k in framework.capabilities.recomputes)
+    first, *heavier = kinds or ("none",)
+    assumed.append(f"recompute={first}")
+    return first, tuple(heavier)
+
+
+def _switches(
+    facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
+) -> dict[str, bool]:
+    """The plan's switches, as stated or by default; what the software lacks stays off."""
+    stated = stated_switches(facts)
+    names = (
+        "tp_comm_overlap",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "cross_entropy_fusion",
+        "cuda_graphs",
+    )
+    switches = {}
+    for name in names:
+        capable = getattr(framework.capabilities, name)
+        switches[name] = capable and stated.get(name, getattr(defaults, name, False))
+    if "overlap_grad_reduce" not in stated and not facts.text("overlap"):
+        assumed.append("overlap=the framework's default")
+    return switches

@@ -1,0 +1,68 @@
+"""The cluster of a measured run: its GPUs, sizes and bandwidth on the catalogue's networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from parallelsim.catalog import accelerator_names, load_accelerator
+from parallelsim.cluster import ClusterSpec
+from parallelsim.measurements import Facts, RowError
+
+CLUSTER_FACTS = ("gpu", "num_gpus", "gpus_per_node", "inter_node_gb_per_s_per_gpu")
+"""Columns that decide the cluster."""
+
+
+def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
+    """A cluster of the row's GPUs: the catalogue's network with the row's sizes and bandwidth.
+
+    Where several clusters have the GPU, the one whose NICs are nearest to the row's; where none
+    has, one of the same architecture lends its network. GPUs that a node joins follow the row,
+    except in domains larger than a node (NVL72).
+
+    Raises:
+        RowError: unknown GPU, or no network known for a run beyond one node.
+    """
+    name = facts.text("gpu")
+    if name not in accelerator_names():
+        raise RowError(f"no accelerator file for {name[:40]!r}")
+    accelerator = load_accelerator(name)
+    num_gpus, bandwidth = facts.required("num_gpus"), facts.positive("inter_node_gb_per_s_per_gpu")
+    same = [c for c in clusters if c.accelerator.name == name]
+    candidates = same or [
+        c for c in clusters if c.accelerator.architecture == accelerator.architecture
+    ]
+    if not candidates:
+        raise RowError(f"no cluster file for {name} or its architecture")
+
+    def distance(cluster: ClusterSpec) -> tuple[float, float]:
+        """NIC bandwidth off by this factor; among equals the lowest latency, as most networks
+        have.
+        """
+        if len(cluster.tiers) < 2:
+            return float("inf"), 0.0
+        tier = cluster.tiers[1]
+        factor = 1.0 if bandwidth is None else tier.bandwidth_bytes_per_s / (bandwidth * 1e9)
+        return max(factor, 1 / factor), tier.latency_s
+
+    chosen = min(candidates, key=distance)
+    tiers = list(chosen.tiers)
+    per_node = facts.count("gpus_per_node", chosen.gpus_per_node) or chosen.gpus_per_node
+    if chosen.domain_size == chosen.gpus_per_node:
+        tiers[0] = replace(tiers[0], size=per_node)
+    if len(tiers) < 2 and num_gpus > per_node:
+        lender = min((c for c in clusters if len(c.tiers) > 1), key=distance)
+        if bandwidth is None:
+            raise RowError(
+                f"inter_node_gb_per_s_per_gpu is not stated and no file states it for {name}"
+            )
+        tiers.append(lender.tiers[1])
+    if bandwidth is not None:
+        tiers[1:] = [replace(tier, bandwidth_bytes_per_s=bandwidth * 1e9) for tier in tiers[1:]]
+    return ClusterSpec(
+        name=chosen.name,
+        accelerator=accelerator,
+        gpus_per_node=per_node,
+        tiers=tuple(tiers),
+        num_gpus=num_gpus,
+    )

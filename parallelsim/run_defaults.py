@@ -1,0 +1,171 @@
+"""What a training software does by default: for what the source of a run leaves out.
+
+Tables of published runs leave settings out. Each framework's documented (or shipped recipe's)
+value fills them in; software without an entry takes :data:`GENERIC`, which turns on what its
+capabilities allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunDefaults:
+    """Settings of an unstated cell; switches also need the framework's capability."""
+
+    source: str
+    zero: int = 0
+    grad_dtype: str = "fp32"
+    """With bf16 or fp8; fp16 takes ``fp16_grad_dtype``."""
+    fp16_grad_dtype: str = "fp32"
+    plain_precision: str = "bf16"
+    """Of models without gated MLP (GPT-2 and GPT-3)."""
+    gated_precision: str = "bf16"
+    recomputes: tuple[str, ...] = ("none", "selective", "full")
+    """From the lightest: the first that is predicted to fit."""
+    sequence_parallel: bool = True
+    """With tp > 1."""
+    tp_comm_overlap: bool = False
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    cross_entropy_fusion: bool = False
+    dropout: float = 0.0
+    """Of models without gated MLP; gated ones are trained without."""
+    plain_positions: str = "learned"
+    """Positions of models without gated MLP."""
+    layer_split: str = "even"
+    """Uneven layers: ``even`` leaves the remainder to the last stage, ``by-cost`` balances the
+    FLOPs of layers and output matrix over the stages."""
+
+
+GENERIC = RunDefaults(
+    source="no documentation known: what the capabilities allow",
+    overlap_grad_reduce=True,
+    overlap_param_gather=True,
+)
+
+DEFAULTS: Mapping[str, RunDefaults] = {
+    "megatron-core": RunDefaults(
+        source=(
+            "Megatron-Bridge 26.04 recipes and mixed-precision presets: distributed optimizer, "
+            "gradients reduced "
+            "in bf16, user buffers with sequence parallelism, fused cross-entropy, both "
+            "overlaps; recompute only "
+            "where the recipe asks for it"
+        ),
+        zero=1,
+        grad_dtype="bf16",
+        recomputes=("none",),
+        tp_comm_overlap=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        cross_entropy_fusion=True,
+        plain_positions="rope",
+    ),
+    "megatron-lm-2022": RunDefaults(
+        source="Megatron-LM v3.0 megatron/arguments.py and examples/pretrain_gpt3_175B.sh",
+        fp16_grad_dtype="bf16",
+        plain_precision="fp16",
+        dropout=0.1,
+    ),
+    "megatron-lm-2021": RunDefaults(
+        source=(
+            "Megatron-LM v2.5 megatron/arguments.py and examples/sc21; arXiv:2104.04473 section 5"
+        ),
+        fp16_grad_dtype="bf16",
+        plain_precision="fp16",
+        recomputes=("none", "full"),
+        sequence_parallel=False,
+        dropout=0.1,
+    ),
+    "megatron-deepspeed": RunDefaults(
+        source=(
+            "Megatron-DeepSpeed megatron/arguments.py and "
+            "examples/pretrain_gpt_distributed_with_mp.sh"
+        ),
+        fp16_grad_dtype="bf16",
+        plain_precision="fp16",
+        recomputes=("none", "full"),
+        sequence_parallel=False,
+        dropout=0.1,
+    ),
+    "deepspeed": RunDefaults(
+        source=(
+            "DeepSpeed docs, config-json: bf16 with ZeRO 1 keeps and reduces gradients in "
+            "the model's format"
+        ),
+        zero=1,
+        grad_dtype="bf16",
+        recomputes=("none", "full"),
+        sequence_parallel=False,
+    ),
+    "nanotron": RunDefaults(
+        source=(
+            "nanotron src/nanotron/config (accumulate_grad_in_fp32, tp_mode), models/base.py "
+            "build_model "
+            "(stages by cumulative compute cost)"
+        ),
+        recomputes=("none", "full"),
+        overlap_grad_reduce=True,
+        layer_split="by-cost",
+    ),
+    "internevo": RunDefaults(
+        source=(
+            "InternEvo configs/7B_sft.py: ZeRO-1 over the data-parallel group, overlapped reduction"
+        ),
+        zero=1,
+        grad_dtype="bf16",
+        recomputes=("none", "full"),
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+    ),
+    "torchtitan": RunDefaults(
+        source="torchtitan job_config.py: fully_shard over all data-parallel ranks, fp32 reduction",
+        zero=3,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+    ),
+    "llm-foundry": RunDefaults(
+        source=(
+            "llm-foundry scripts/train/benchmarking: FULL_SHARD, PURE mixed precision, "
+            "alibi, no dropout"
+        ),
+        zero=3,
+        grad_dtype="bf16",
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        plain_positions="alibi",
+    ),
+}
+
+
+WITHOUT_RECIPE: Mapping[str, RunDefaults] = {
+    "megatron-core": RunDefaults(
+        source=(
+            "Megatron-LM core 0.8-0.15 megatron/training/arguments.py: overlaps, fused "
+            "cross-entropy and "
+            "recompute are off, gradients fp32 with bf16 and 16-bit with fp16 "
+            "(accumulate_allreduce_grads_in_fp32); examples/gpt3/train_gpt3_175b_distributed.sh "
+            "trains in fp16"
+        ),
+        zero=1,
+        fp16_grad_dtype="bf16",
+        plain_precision="fp16",
+        recomputes=("none",),
+    ),
+}
+"""Where a vendor's recipes set what the software itself does not: the software's own defaults."""
+
+
+def run_defaults(framework: str, *, follows_recipe: bool = True) -> RunDefaults:
+    """The defaults of a framework by name, or the generic ones.
+
+    Args:
+        framework: catalogue name.
+        follows_recipe: nothing that is stated about the run contradicts the vendor's recipes.
+    """
+    if not follows_recipe and framework in WITHOUT_RECIPE:
+        return WITHOUT_RECIPE[framework]
+    return DEFAULTS.get(framework, GENERIC)

@@ -1,0 +1,322 @@
+"""A table of measured runs against the predictions for them.
+
+:func:`validate` predicts every run that it can, in batches of equal model, cluster and framework;
+:class:`Validation` holds the rows and computes the scores of any part of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from parallelsim.errors import SpecError
+from parallelsim.measured_cases import Case, CaseBuilder
+from parallelsim.measurements import BadRow, RowError, Run, read_tables
+from parallelsim.plan import PlanBatch
+from parallelsim.rules import reasons
+from parallelsim.scores import (
+    FITS_BELOW,
+    SMALLEST_SET,
+    ErrorScore,
+    FloatArray,
+    RankingScore,
+    VerdictScore,
+    error_score,
+    grouped,
+    ranking_score,
+    verdict_score,
+)
+from parallelsim.simulate import TIGHT_LIMIT, simulate
+
+LAYOUT_RULES = frozenset(
+    {"layers-divide-by-stages", "first-last-fits", "framework-has-layout", "recompute-within-stage"}
+)
+"""Broken by the averaged middle stages of an uneven split, which a measured run may well have
+had."""
+WRONG_UNIT_FACTOR = 200.0
+"""Measured over predicted step time above which the column cannot be seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """One row of the table with its prediction, or the reason why there is none."""
+
+    id: str
+    group: str
+    reason: str
+    """Of a skipped row why; of a scored one its flag and what was assumed."""
+    case: Case | None = None
+    step_time_s: float = float("nan")
+    peak_memory_bytes: float = float("nan")
+    memory_use_frac: float = float("nan")
+
+    @property
+    def is_scored(self) -> bool:
+        """There is a prediction and something measured."""
+        return self.case is not None
+
+    @property
+    def run(self) -> Run:
+        """The measured run of a scored row."""
+        assert self.case is not None
+        return self.case.run
+
+    @property
+    def is_apart(self) -> bool:
+        """Scored, but not part of the main report."""
+        return self.case is not None and self.run.is_apart
+
+    @property
+    def predicted_fits(self) -> bool:
+        """The verdict."""
+        return self.memory_use_frac <= FITS_BELOW
+
+
+@dataclass(frozen=True)
+class Part:
+    """Scores of one part of the rows."""
+
+    name: str
+    rows: int
+    time: ErrorScore
+    memory: ErrorScore
+    verdicts: VerdictScore
+    ranking: RankingScore
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All rows of the tables, in order."""
+
+    rows: tuple[ScoredRow, ...]
+    tables: tuple[str, ...] = field(default=())
+
+    @property
+    def scored(self) -> tuple[ScoredRow, ...]:
+        """Rows of the main report."""
+        return tuple(row for row in self.rows if row.is_scored and not row.is_apart)
+
+    @property
+    def apart(self) -> tuple[ScoredRow, ...]:
+        """Rows that are reported in a separate block."""
+        return tuple(row for row in self.rows if row.is_apart)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Rows without score by reason, the most frequent first."""
+        return dict(Counter(row.reason for row in self.rows if not row.is_scored).most_common())
+
+    def by_group(self, rows: Sequence[ScoredRow]) -> list[Part]:
+        """Scores of each group, and inside groups with both, of one node and of several nodes."""
+        parts = []
+        for name, index in grouped([row.group for row in rows]).items():
+            members = [rows[i] for i in index]
+            parts.append(part(str(name), members))
+            scopes = grouped([_scope(row) for row in members])
+            if len(scopes) > 1 and all(len(inside) >= SMALLEST_SET for inside in scopes.values()):
+                for scope in sorted(scopes, key=str, reverse=True):
+                    parts.append(part(f"  {scope}", [members[i] for i in scopes[scope]]))
+        return parts
+
+    def family_mean(self, rows: Sequence[ScoredRow]) -> tuple[int, float, float]:
+        """(families, unweighted mean of their step-time MAPEs, of their medians); a family is a
+        group.
+        """
+        scores = [p.time for p in self.by_group(rows) if not p.name.startswith(" ") and p.time.n]
+        if not scores:
+            return 0, float("nan"), float("nan")
+        return (
+            len(scores),
+            float(np.mean([score.mape for score in scores])),
+            float(np.mean([score.median for score in scores])),
+        )
+
+
+def part(name: str, rows: Sequence[ScoredRow]) -> Part:
+    """Scores of some scored rows."""
+    timed = [row for row in rows if row.run.step_time_s is not None]
+    weighed = [row for row in rows if row.run.peak_memory_bytes is not None and not row.run.oom]
+    judged = [row for row in rows if row.run.oom is not None]
+    return Part(
+        name,
+        len(rows),
+        error_score([r.step_time_s for r in timed], [r.run.step_time_s or 0.0 for r in timed]),
+        error_score(
+            [r.peak_memory_bytes for r in weighed],
+            [r.run.peak_memory_bytes or 0.0 for r in weighed],
+        ),
+        verdict_score([r.memory_use_frac for r in judged], [bool(r.run.oom) for r in judged]),
+        ranking_score(ranked_sets(timed)),
+    )
+
+
+def ranked_sets(rows: Sequence[ScoredRow]) -> list[tuple[FloatArray, FloatArray]]:
+    """(predicted, measured) times, one pair for each task that has enough plans.
+
+    A task: the same source, model, sequence length, GPUs, global batch and precision.
+    """
+    keys = []
+    for row in rows:
+        case = row.case
+        assert case is not None
+        size, precision = case.plan.global_batch_size, case.plan.precision
+        model = replace(case.model, name="")
+        keys.append(
+            (
+                row.group,
+                repr(model),
+                case.cluster.accelerator.name,
+                case.cluster.num_gpus,
+                size,
+                precision,
+            )
+        )
+    return [
+        (
+            np.array([rows[i].step_time_s for i in index]),
+            np.array([rows[i].run.step_time_s or np.nan for i in index]),
+        )
+        for index in grouped(keys).values()
+        if len(index) >= SMALLEST_SET
+    ]
+
+
+def validate(tables: Sequence[str | os.PathLike[str]], framework: str | None = None) -> Validation:
+    """Predict every run of the tables that has enough facts.
+
+    Args:
+        tables: CSV files of measurements.
+        framework: name or path of the software to predict for, instead of the rows' own.
+
+    Raises:
+        ParallelSimError: a table cannot be read or is no table of measurements; times in another
+        unit.
+    """
+    builder = CaseBuilder(framework)
+    rows: list[ScoredRow] = []
+    cases: list[tuple[int, Case]] = []
+    for run in read_tables(tables):
+        try:
+            case = _case(run, builder)
+        except RowError as error:
+            rows.append(ScoredRow(run.id, run.group, str(error)))
+            continue
+        cases.append((len(rows), case))
+        rows.append(ScoredRow(case.run.id, case.run.group, ""))
+    for (index, _), row in zip(cases, predict([case for _, case in cases]), strict=True):
+        rows[index] = row
+    _check_units(rows, [os.fspath(table) for table in tables])
+    return Validation(tuple(rows), tuple(os.fspath(table) for table in tables))
+
+
+def _case(run: Run | BadRow, builder: CaseBuilder) -> Case:
+    if isinstance(run, BadRow):
+        raise RowError(run.reason)
+    if run.is_dropped:
+        raise RowError(run.flag)
+    if run.step_time_s is None and run.peak_memory_bytes is None and not run.oom:
+        raise RowError("no step time, memory or failure measured")
+    return builder.build(run)
+
+
+def predict(cases: Sequence[Case]) -> list[ScoredRow]:
+    """A row for each case: simulated in batches of one model, cluster and framework.
+
+    A run that states no recompute and would not fit is predicted again with heavier kinds,
+    lightest first.
+    """
+    current = list(cases)
+    results: list[ScoredRow | None] = [None] * len(current)
+    pending = list(range(len(current)))
+    while pending:
+        again = []
+        batches = grouped(
+            [
+                (id(current[i].model), id(current[i].cluster), id(current[i].framework))
+                for i in pending
+            ]
+        )
+        for members in batches.values():
+            index = [pending[k] for k in members]
+            first = current[index[0]]
+            plans = PlanBatch.from_plans([current[i].plan for i in index])
+            simulation = simulate(first.model, first.cluster, first.framework, plans)
+            for position, i in enumerate(index):
+                case = current[i]
+                use = float(simulation.memory_use_frac[position])
+                if use > TIGHT_LIMIT and case.recomputes and not case.run.oom:
+                    current[i] = _heavier(case)
+                    again.append(i)
+                    continue
+                results[i] = _row(
+                    case,
+                    float(simulation.step_time_s[position]),
+                    float(simulation.peak_memory_bytes[position]),
+                    use,
+                    reasons(int(simulation.reasons[position])),
+                )
+        pending = again
+    return [row for row in results if row is not None]
+
+
+def _heavier(case: Case) -> Case:
+    """The case with the next kind of recompute."""
+    kind, *rest = case.recomputes
+    assumed = tuple(
+        f"recompute={kind}" if text.startswith("recompute=") else text for text in case.assumed
+    )
+    graphs = case.plan.cuda_graphs and kind != "full"
+    plan = replace(case.plan, recompute=kind, cuda_graphs=graphs)
+    return replace(case, plan=plan, assumed=assumed, recomputes=tuple(rest))
+
+
+def _row(case: Case, step_time_s: float, peak: float, use: float, broken: list[str]) -> ScoredRow:
+    run = case.run
+    broken = [name for name in broken if name not in LAYOUT_RULES]
+    if broken:
+        return ScoredRow(
+            run.id, run.group, f"{case.framework.name} cannot run it: {', '.join(broken)}"
+        )
+    if not (np.isfinite(step_time_s) and np.isfinite(use)):
+        return ScoredRow(run.id, run.group, "no finite prediction: an efficiency is not known")
+    notes = [run.flag] if run.flag else []
+    notes += ["assumed " + ", ".join(case.assumed)] if case.assumed else []
+    return ScoredRow(run.id, run.group, "; ".join(notes), case, step_time_s, peak, use)
+
+
+def _check_units(rows: Sequence[ScoredRow], tables: Sequence[str]) -> None:
+    """Refuse a table whose times or bytes are all far beyond anything physical.
+
+    Raises:
+        SpecError: with the unit that the column probably has.
+    """
+    timed = [r.run.step_time_s / r.step_time_s for r in rows if r.is_scored and r.run.step_time_s]
+    if timed and float(np.median(timed)) > WRONG_UNIT_FACTOR:
+        raise SpecError(
+            f"step_time_s is about {np.median(timed):.0f} times the predictions; are these "
+            f"milliseconds? "
+            "The column holds seconds",
+            file=", ".join(tables),
+        )
+    weighed = [
+        (r.run.peak_memory_bytes or 0.0) / r.case.cluster.accelerator.memory_bytes
+        for r in rows
+        if r.case is not None and r.run.peak_memory_bytes
+    ]
+    if weighed and float(np.median(weighed)) > 10:
+        raise SpecError(
+            f"peak_memory_gb is about {np.median(weighed):.0f} times the GPU's memory; are these "
+            f"MB? "
+            "The column holds GB of 10^9 bytes",
+            file=", ".join(tables),
+        )
+
+
+def _scope(row: ScoredRow) -> str:
+    """One node or several: which network the run used."""
+    assert row.case is not None
+    return "one node" if row.case.cluster.num_nodes == 1 else "several nodes"

@@ -1,0 +1,355 @@
+"""A row of measurements becomes the plan that it states, and says what it assumes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from parallelsim.errors import OutputError, SpecError
+from parallelsim.measured_cases import CaseBuilder
+from parallelsim.measured_text import stated_switches, states_offload
+from parallelsim.measurements import BadRow, Facts, RowError, Run, read_tables
+from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
+from parallelsim.stage_split import balanced, by_cost, stage_split
+
+ROW: Mapping[str, str] = {
+    "id": "a",
+    "group": "mine",
+    "framework": "megatron-core",
+    "gpu": "h100-80gb-sxm",
+    "num_gpus": "64",
+    "gpus_per_node": "8",
+    "inter_node_gb_per_s_per_gpu": "25",
+    "num_layers": "80",
+    "hidden_size": "8192",
+    "num_attention_heads": "64",
+    "num_query_groups": "8",
+    "ffn_hidden_size": "28672",
+    "vocab_size": "128256",
+    "seq_length": "8192",
+    "gated_mlp": "True",
+    "tp": "4",
+    "cp": "1",
+    "pp": "4",
+    "vpp": "5",
+    "dp": "4",
+    "micro_batch_size": "1",
+    "global_batch_size": "128",
+    "schedule": "interleaved-1f1b",
+    "sequence_parallel": "True",
+    "zero_stage": "1",
+    "recompute": "none",
+    "recompute_detail": "",
+    "overlap": "",
+    "flash_attention": "True",
+    "precision": "bf16",
+    "step_time_s": "10.0",
+    "tokens_per_s_per_gpu": "",
+    "peak_memory_gb": "",
+    "oom": "False",
+    "flag": "",
+    "notes": "",
+    "num_experts": "",
+    "mla": "",
+    "offload": "",
+    "fsdp": "",
+    "task": "pretrain",
+    "grad_dtype": "",
+    "tied_embeddings": "",
+    "head_dim": "",
+    "layer_split": "",
+}
+
+
+def write_table(path: Path, *rows: Mapping[str, str], header: list[str] | None = None) -> Path:
+    """A table of rows, each over ROW."""
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, header or list(ROW), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({**ROW, **row} for row in rows)
+    return path
+
+
+def case(tmp_path: Path, **changes: str):  # type: ignore[no-untyped-def]
+    """The case of one changed row."""
+    (run,) = read_tables([write_table(tmp_path / "t.csv", changes)])
+    assert isinstance(run, Run), run
+    return CaseBuilder().build(run)
+
+
+def reason(tmp_path: Path, **changes: str) -> str:
+    """Why one changed row cannot be predicted."""
+    (run,) = read_tables([write_table(tmp_path / "t.csv", changes)])
+    if isinstance(run, BadRow):
+        return run.reason
+    with pytest.raises(RowError) as error:
+        CaseBuilder().build(run)
+    return str(error.value)
+
+
+def test_a_full_row_becomes_exactly_its_plan(tmp_path: Path) -> None:
+    plan = case(tmp_path).plan
+    assert (plan.tp, plan.cp, plan.pp, plan.vpp, plan.dp) == (4, 1, 4, 5, 4)
+    assert (plan.schedule, plan.layout, plan.recompute) == ("interleaved-1f1b", "even", "none")
+    assert plan.sequence_parallel
+    assert plan.zero == 1
+    assert plan.precision == "bf16"
+
+
+def test_the_group_changes_nothing_but_the_report(tmp_path: Path) -> None:
+    one, other = case(tmp_path), case(tmp_path, group="another", id="b")
+    assert (one.plan, one.framework, one.cluster, one.model) == (
+        other.plan,
+        other.framework,
+        other.cluster,
+        other.model,
+    )
+
+
+def test_the_model_has_the_rows_sizes(tmp_path: Path) -> None:
+    model = case(tmp_path).model
+    assert model.num_parameters == 70_553_706_496
+    assert model.seq_length == 8192
+    assert not model.tied_embeddings
+
+
+def test_the_network_follows_the_row(tmp_path: Path) -> None:
+    cluster = case(tmp_path, gpus_per_node="4").cluster
+    assert cluster.tiers[1].bandwidth_bytes_per_s == 25e9
+    assert cluster.domain_size == cluster.gpus_per_node == 4
+    assert cluster.num_gpus == 64
+
+
+def test_a_rack_domain_is_not_cut_to_the_node(tmp_path: Path) -> None:
+    cluster = case(tmp_path, gpu="gb200-186gb", gpus_per_node="4").cluster
+    assert (cluster.domain_size, cluster.gpus_per_node) == (64, 4)
+
+
+def test_a_gpu_without_cluster_borrows_the_network_of_its_architecture(tmp_path: Path) -> None:
+    cluster = case(tmp_path, gpu="h100-96gb-hbm2e-500w").cluster
+    assert cluster.accelerator.name == "h100-96gb-hbm2e-500w"
+    assert cluster.accelerator.architecture == "hopper"
+    assert len(cluster.tiers) == 2
+
+
+def test_what_is_not_stated_takes_a_default_that_is_named(tmp_path: Path) -> None:
+    built = case(tmp_path, zero_stage="", recompute="", sequence_parallel="", precision="fp8")
+    assert built.plan.zero == 1
+    assert built.plan.sequence_parallel
+    assert built.plan.precision == "fp8-delayed"
+    for text in ("zero=1", "recompute=none", "sequence_parallel=True", "fp8 recipe=fp8-delayed"):
+        assert text in built.assumed
+
+
+def test_a_row_without_precision_follows_no_recipe(tmp_path: Path) -> None:
+    plan = case(tmp_path, precision="", gated_mlp="False").plan
+    assert plan.precision == "fp16"
+    assert plan.grad_dtype == "bf16"
+    assert not plan.cross_entropy_fusion
+    assert not plan.tp_comm_overlap
+
+
+def test_stated_absence_of_overlap_turns_all_of_it_off(tmp_path: Path) -> None:
+    plan = case(tmp_path, overlap="none (stated off)").plan
+    assert not (plan.tp_comm_overlap)
+    assert not (plan.overlap_grad_reduce)
+    assert not (plan.overlap_param_gather)
+    assert plan.grad_dtype == "fp32"
+
+
+def test_launch_settings_in_text_are_read() -> None:
+    text = (
+        "ub_tp_comm_overlap=false;overlap_grad_sync=true;"
+        "overlap_param_gather_with_optimizer_step=true"
+    )
+    detail = "settings.model.cuda_graph_impl=local;tp_comm_overlap_cfg=userbuffers_bf16"
+    assert stated_switches(Facts({"overlap": text, "recompute_detail": detail})) == {
+        "tp_comm_overlap": False,
+        "overlap_grad_reduce": True,
+        "cuda_graphs": True,
+    }
+
+
+def test_recomputed_layers_are_read_from_the_detail(tmp_path: Path) -> None:
+    plan = case(tmp_path, recompute="full", recompute_detail="recompute_num_layers=3").plan
+    assert plan.recompute_label == "full:3"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", False), ("False", False), ("0.0", False), ("0.3", True), ("cpu", True)],
+)
+def test_offload_is_recognised(text: str, expected: bool) -> None:
+    assert states_offload(Facts({"offload": text})) is expected
+
+
+def test_kernels_of_the_row_replace_those_of_the_framework(tmp_path: Path) -> None:
+    unfused = case(
+        tmp_path, framework="deepspeed", flash_attention="False", notes="kernel=fused"
+    ).framework
+    assert not unfused.compute.flash_attention
+    assert unfused.compute.fused_softmax
+    fa1 = case(
+        tmp_path, framework="deepspeed", flash_attention="fa1", gpu="a100-80gb-sxm"
+    ).framework
+    assert fa1.compute.flash_attention
+    assert fa1.compute.attention_efficiency["ampere"] == pytest.approx(0.6)
+    norm = case(
+        tmp_path, framework="deepspeed", notes="kernel=flash_attention2 + RMS kernel"
+    ).framework
+    assert norm.compute.fused_rmsnorm
+    assert norm.memory.unfused_norm_bytes == 0
+
+
+def test_equal_rows_share_one_model_cluster_and_framework(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "micro_batch_size": str(2**i)} for i in range(3)]
+    builder = CaseBuilder()
+    runs = read_tables([write_table(tmp_path / "t.csv", *rows)])
+    cases = [builder.build(run) for run in runs if isinstance(run, Run)]
+    assert len(cases) == 3
+    assert len({(id(c.model), id(c.cluster), id(c.framework)) for c in cases}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_experts": "8"}, "mixture of experts"),
+        ({"mla": "q_lora_rank=1536"}, "latent attention"),
+        ({"zero_stage": "3"}, "FSDP"),
+        ({"fsdp": "FULL_SHARD"}, "FSDP"),
+        ({"task": "lora"}, "lora"),
+        ({"schedule": "zb-1p"}, "schedule zb-1p"),
+        ({"offload": "0.5"}, "offload"),
+        ({"sequence_parallel": "DeepSpeed-Ulysses (all-to-all) 16"}, "all-to-all"),
+        ({"framework": "", "group": "x"}, "--framework"),
+        ({"framework": "oneflow"}, "oneflow"),
+        ({"gpu": "tpu-v5"}, "tpu-v5"),
+        ({"dp": "3"}, "tp=4 x cp=1 x pp=4 x dp=3 is not num_gpus=64"),
+        ({"num_gpus": "nan"}, "num_gpus is no number: 'nan'"),
+        ({"hidden_size": "inf"}, "hidden_size is no number"),
+        ({"hidden_size": "-8"}, "hidden_size must be a whole number"),
+        ({"tp": "2.5"}, "tp must be a whole number"),
+        ({"global_batch_size": "130"}, "global_batch_size=130 is no multiple"),
+        ({"num_layers": ""}, "num_layers is not stated"),
+        ({"num_query_groups": "7"}, "cannot share 7"),
+        ({"step_time_s": "nan"}, "step_time_s is no number"),
+        ({"step_time_s": "0"}, "step_time_s must be above 0"),
+        ({"oom": "maybe"}, "oom must be True or False"),
+        ({"precision": "int4"}, "precision int4"),
+        ({"step_time_s": "10000", "tokens_per_s_per_gpu": "1638.4"}, "milliseconds?"),
+    ],
+)
+def test_a_row_that_cannot_be_scored_says_why(
+    tmp_path: Path, changes: dict[str, str], why: str
+) -> None:
+    text = reason(tmp_path, **changes)
+    assert why in text
+    assert "\n" not in text
+
+
+def test_step_time_follows_from_throughput(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.csv", {"step_time_s": "", "tokens_per_s_per_gpu": "1638.4"})
+    (run,) = read_tables([table])
+    assert isinstance(run, Run)
+    assert run.step_time_s == pytest.approx(128 * 8192 / (1638.4 * 64))
+
+
+def test_duplicate_ids_are_scored_once_also_across_tables(tmp_path: Path) -> None:
+    one = write_table(tmp_path / "a.csv", {}, {})
+    two = write_table(tmp_path / "b.csv", {})
+    rows = read_tables([one, two])
+    assert [isinstance(row, BadRow) for row in rows] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "empty"),
+        (b"\n\n", "empty"),
+        (b"\x00\x01\x02", "not a text file"),
+        (b"\xff\xfe\x41", "not UTF-8"),
+        (b"id,tp,tp\n", "twice"),
+        (b"id,step_time_s\na,1\n", "missing columns gpu, num_gpus"),
+        (b'id,"gpu\n' + b"x" * 200_000, "not a CSV table"),
+    ],
+)
+def test_a_file_that_is_no_table_is_one_line_of_error(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    with pytest.raises(SpecError) as error:
+        read_tables([path])
+    assert why in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_another_unit_in_the_header_is_pointed_out(tmp_path: Path) -> None:
+    header = [
+        name
+        for name in ROW
+        if name not in ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gb", "oom")
+    ]
+    table = write_table(tmp_path / "t.csv", {"step_time_ms": "1"}, header=[*header, "step_time_ms"])
+    with pytest.raises(
+        SpecError, match=r"'step_time_ms' is in another unit: convert it to 'step_time_s'"
+    ):
+        read_tables([table])
+
+
+def test_a_misspelt_column_is_recognised(tmp_path: Path) -> None:
+    header = [name if name != "hidden_size" else "hiden_size" for name in ROW]
+    with pytest.raises(SpecError, match=r"missing column hidden_size; is 'hiden_size' meant"):
+        read_tables([write_table(tmp_path / "t.csv", {}, header=header)])
+
+
+def test_a_missing_file_is_an_output_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        read_tables([tmp_path / "none.csv"])
+
+
+def test_a_ragged_row_is_skipped(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.csv", {})
+    table.write_text(table.read_text() + "b,mine\n")
+    assert isinstance(read_tables([table])[1], BadRow)
+
+
+def _model(num_layers: int, vocab_size: int) -> ModelSpec:
+    layer = Layer(Attention(32, 32, 128), MLP(11008, True))
+    return ModelSpec("m", 4096, vocab_size, 4096, 4096, 0, (Block(num_layers, (layer,)),))
+
+
+def test_even_layers_need_no_layout() -> None:
+    assert stage_split(_model(32, 32000), 4, 2, "even") == {"layout": "even"}
+
+
+def test_two_missing_layers_are_embedding_and_loss() -> None:
+    assert stage_split(_model(126, 128256), 16, 8, "even") == {"layout": "embedding-loss"}
+
+
+def test_a_remainder_stays_on_the_last_stage() -> None:
+    split = stage_split(_model(31, 32000), 4, 1, "even")
+    assert split == {"layout": "first-last", "first_stage_layers": 8, "last_stage_layers": 7}
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+@pytest.mark.parametrize("vocab_size", [32_000, 256_000])
+def test_every_split_keeps_all_layers(pp: int, vocab_size: int) -> None:
+    model = _model(32, vocab_size)
+    for counts in (by_cost(model, pp), balanced(model, pp)):
+        assert sum(counts) == 32
+        assert len(counts) == pp
+        assert min(counts) >= 0
+
+
+def test_a_large_vocabulary_takes_layers_from_the_last_stage() -> None:
+    assert balanced(_model(32, 256_000), 4)[-1] < 8
+    assert by_cost(_model(32, 256_000), 4)[-1] < 8
+
+
+def test_more_stages_than_layers_is_refused() -> None:
+    with pytest.raises(SpecError, match="2 layers do not fill 4 stages"):
+        stage_split(_model(2, 32000), 4, 1, "even")
