@@ -70,6 +70,21 @@ class Inputs:
             "precision": self.precision,
         }
 
+    def header(self, memory_limit: float) -> str:
+        """The inputs in a few lines for people."""
+        from parallelsim.report.plans import header
+
+        lines = header(
+            self.model,
+            self.cluster,
+            self.framework,
+            global_batch_size=self.global_batch_size,
+            precision=self.precision,
+            memory_limit=memory_limit,
+            overrides=self.options.overrides,
+        )
+        return "\n".join(lines)
+
     def document(self, *ranked: Simulation) -> PlanDocument:
         """A document of all plans, ranked through: safe ones first, then tight ones."""
         from parallelsim import planfile
@@ -182,14 +197,14 @@ def search_values(
     limits: dict[str, tuple[Value, ...]] = {}
     for name, values in search.limits.items():
         if isinstance(values, range):
-            values = range(values.start, min(values.stop, largest + 1))
+            cut = range(values.start, min(values.stop, largest + 1))
             if name == "micro_batch_size":
-                values = [n for n in values if global_batch_size % n == 0]
+                values = tuple(n for n in cut if global_batch_size % n == 0)
+            else:
+                values = tuple(cut)
             if not values:
-                raise PlanError(
-                    f"--limit {name}={values.start}..: nothing of this size exceeds {largest}"
-                )
-        limits[name] = tuple(values)
+                raise PlanError(f"--limit {name}: no value from {cut.start} on is possible here")
+        limits[name] = values
     return dict(search.fixed), limits
 
 
@@ -210,7 +225,7 @@ def _check_fixed(fixed: Mapping[str, Value], num_gpus: int, global_batch_size: i
 
 def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
     """The ranked plans for the inputs."""
-    from parallelsim.fit import search_with_nearest_miss
+    from parallelsim.search.grid import grid_search
     from parallelsim.search.space import SearchSpace
 
     fixed, limits = search_values(
@@ -225,7 +240,7 @@ def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
         fixed=fixed,
         limits=limits,
     )
-    return search_with_nearest_miss(space, top, search.memory_limit)
+    return grid_search(space, top, search.memory_limit)
 
 
 def fit_task(options: SpecOptions, search: SearchOptions) -> Task:

@@ -26,7 +26,7 @@ from parallelsim.errors import PlanError
 from parallelsim.plan import CHOICES, PRECISIONS
 from parallelsim.planfile import MAX_GPUS
 
-MAX_BATCH = 2**24
+MAX_BATCH = 2**20
 
 SEARCHERS = ("grid",)
 """Values of ``--searcher``."""

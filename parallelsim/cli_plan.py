@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -132,7 +133,7 @@ def _print_plans(
     best = float(result.plans.step_time_s[0])
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo("\n".join(report.header(inputs, search.memory_limit)) + "\n")
+    click.echo(inputs.header(search.memory_limit) + "\n")
     report.print_ranked(result.plans)
     if len(result.faster_but_tight):
         click.echo("\nFaster but tight; run three steps first:")
@@ -180,7 +181,7 @@ def _no_plan(inputs: Inputs, search: SearchOptions, result: SearchResult, as_jso
     if result.partial:
         click.echo("note: interrupted before a safe plan was found", err=True)
         return EXIT_INTERRUPTED
-    click.echo("\n".join(report.header(inputs, search.memory_limit)), err=True)
+    click.echo(inputs.header(search.memory_limit), err=True)
     if len(result.faster_but_tight) and not as_json:
         click.echo("No plan is safe; these are tight (run three steps first):")
         report.print_tight(result.faster_but_tight, None, 1, NUM_TIGHT_SHOWN)
@@ -230,7 +231,11 @@ def fit(spec: SpecOptions, search: SearchOptions, as_json: bool) -> int:
     from parallelsim.report.documents import fit_document, json_text
 
     task = fit_task(spec, search)
+    if sys.stderr.isatty():
+        task = replace(task, progress=_show_progress)
     found = smallest_fit(task, at_least=max(1, spec.num_gpus or 1))
+    if task.progress:
+        click.echo("\r\x1b[K", nl=False, err=True)
     if as_json:
         head = {
             "model": task.model.name,
@@ -250,6 +255,10 @@ def fit(spec: SpecOptions, search: SearchOptions, as_json: bool) -> int:
             f"no cluster size of {task.cluster.name} that was tried trains {task.model.name}"
         )
     return 0
+
+
+def _show_progress(num_gpus: int) -> None:
+    click.echo(f"\r\x1b[Ktrying {num_gpus} GPUs", nl=False, err=True)
 
 
 def _print_fit(found: Fit) -> None:

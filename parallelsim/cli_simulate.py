@@ -76,13 +76,12 @@ def simulate(
 
         click.echo(json_text(simulate_document(inputs.head(), simulation)))
         return
-    from parallelsim.report import plans as report
     from parallelsim.report import single
     from parallelsim.rules import explain
 
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo("\n".join(report.header(inputs, memory_limit)))
+    click.echo(inputs.header(memory_limit))
     single.print_simulation(
         simulation, explain(inputs.model, inputs.cluster, inputs.framework, one)
     )
@@ -211,10 +210,9 @@ def compare(file: str, top: int, as_json: bool) -> None:
 
         click.echo(json_text(compare_document(inputs.head(), simulation, comparison)))
         return
-    from parallelsim.report import plans as report
     from parallelsim.report import single
 
-    click.echo("\n".join(report.header(inputs, simulation.memory_limit)) + "\n")
+    click.echo(inputs.header(simulation.memory_limit) + "\n")
     single.print_comparison(simulation, comparison)
 
 

@@ -8,14 +8,15 @@ those of the whole tensor: what every rank holds after an all-gather or before a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from parallelsim.cluster import COLLECTIVES, ClusterSpec, CollectiveFit
+from parallelsim.cluster import COLLECTIVES, ClusterSpec, CollectiveFit, Tier
 from parallelsim.operators import FloatArray, IntArray
 
-TREE_STEPS_PER_LEVEL = 6.0
+TREE_STEPS_PER_LEVEL = 3.0
 """Latency steps of a tree all-reduce for each doubling of the nodes, up and down (EQUATIONS_TIME
 A10).
 """
@@ -57,47 +58,48 @@ class Network:
         ]
         return Group(ranks, (*inside, ranks) if len(self._sizes) > 1 else (ranks,))
 
-    def all_gather(self, num_bytes: FloatArray, group: Group) -> FloatArray:
+    def all_gather(
+        self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0
+    ) -> FloatArray:
         """Seconds until every rank holds all ``num_bytes``; 0 for one rank.
 
-        t = max( inside the domain, (k - 1)/k S / (r eta B) + alpha k over each outer tier )
-        with k instances of the tier below, r ranks in each   (EQUATIONS_TIME B9)
+        t = max( inside the domain, (k - 1)/k S / (r eta B) + alpha (n - 1)/2 over each outer tier )
+        with k instances of the tier below and r ranks in each (A10, B9). ``nic_share``: of the r
+        NICs that a collective keeps busy, at least one.
         """
-        return self._hierarchical("all_gather", num_bytes, group)
+        return self._hierarchical("all_gather", num_bytes, group, nic_share)
 
-    def reduce_scatter(self, num_bytes: FloatArray, group: Group) -> FloatArray:
+    def reduce_scatter(
+        self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0
+    ) -> FloatArray:
         """Seconds until every rank holds its reduced share of ``num_bytes``; 0 for one rank."""
-        return self._hierarchical("reduce_scatter", num_bytes, group)
+        return self._hierarchical("reduce_scatter", num_bytes, group, nic_share)
 
-    def all_reduce(self, num_bytes: FloatArray, group: Group) -> FloatArray:
+    def all_reduce(
+        self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0
+    ) -> FloatArray:
         """Seconds until every rank holds the sum.
 
         Inside a domain the measured curve (NVLS where the hardware has it); across, a
         reduce-scatter and an all-gather whose latency is that of the ring or of a tree, whichever
         is lower.
         """
-        if len(group.per_tier) == 1:
-            return self._inside("all_reduce", 2 * num_bytes, group.num_ranks)
         time = self._inside("all_reduce", 2 * num_bytes, group.per_tier[0])
         for below, within, tier in self._outer_tiers(group):
-            instances = within / below
-            wire = (
-                2
-                * (1 - below / within)
-                * num_bytes
-                / (below * tier.bandwidth_bytes_per_s * tier.efficiency)
-            )
-            steps = np.minimum(2 * instances, TREE_STEPS_PER_LEVEL * np.log2(instances))
-            time = np.maximum(time, wire + tier.latency_s * np.where(instances > 1, steps, 0.0))
+            nics = np.maximum(nic_share * below, 1.0) * tier.bandwidth_bytes_per_s * tier.efficiency
+            wire = 2 * (1 - below / within) * num_bytes / nics
+            steps = np.minimum(within - 1, TREE_STEPS_PER_LEVEL * np.log2(within / below))
+            latency = tier.latency_s * np.where(within > below, steps, 0.0)
+            time = np.maximum(time, wire + latency)
         return time
 
     def all_to_all(self, num_bytes: FloatArray, group: Group) -> FloatArray:
         """Seconds for every rank to send 1/n of its ``num_bytes`` to each rank."""
         time = self._inside("all_to_all", num_bytes, group.per_tier[0])
         for below, within, tier in self._outer_tiers(group):
-            instances = within / below
-            wire = (1 - below / within) * num_bytes / (tier.bandwidth_bytes_per_s * tier.efficiency)
-            time = np.maximum(time, wire + tier.latency_s * np.where(instances > 1, instances, 0.0))
+            rate = tier.bandwidth_bytes_per_s * tier.efficiency
+            latency = tier.latency_s * np.where(within > below, within / below, 0.0)
+            time = np.maximum(time, (1 - below / within) * num_bytes / rate + latency)
         return time
 
     def p2p_rate(self, distance: IntArray | FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -114,19 +116,19 @@ class Network:
             latency = np.where(outside, tier.latency_s, latency)
         return rate, latency
 
-    def _hierarchical(self, op: str, num_bytes: FloatArray, group: Group) -> FloatArray:
+    def _hierarchical(
+        self, op: str, num_bytes: FloatArray, group: Group, nic_share: float
+    ) -> FloatArray:
         time = self._inside(op, num_bytes, group.per_tier[0])
         for below, within, tier in self._outer_tiers(group):
-            instances = within / below
-            wire = (
-                (1 - below / within)
-                * num_bytes
-                / (below * tier.bandwidth_bytes_per_s * tier.efficiency)
-            )
-            time = np.maximum(time, wire + tier.latency_s * np.where(instances > 1, instances, 0.0))
+            nics = np.maximum(nic_share * below, 1.0) * tier.bandwidth_bytes_per_s * tier.efficiency
+            wire = (1 - below / within) * num_bytes / nics
+            latency = tier.latency_s * np.where(within > below, (within - 1) / 2, 0.0)
+            time = np.maximum(time, wire + latency)
         return time
 
-    def _outer_tiers(self, group: Group):  # type: ignore[no-untyped-def]
+    def _outer_tiers(self, group: Group) -> Iterator[tuple[FloatArray, FloatArray, Tier]]:
+        """(ranks in an instance of the tier below, ranks in one of this tier, the tier)."""
         return zip(group.per_tier[:-1], group.per_tier[1:], self.cluster.tiers[1:], strict=True)
 
     def _inside(self, op: str, num_bytes: FloatArray, num_ranks: FloatArray) -> FloatArray:

@@ -24,6 +24,7 @@ from parallelsim.compute import (
     CURRENT_SCALING,
     FP8_CAST_FACTOR,
     IS_FP8,
+    STREAM_EFFICIENCY,
     GemmRates,
     attention_time,
     gemm_backward_time,
@@ -57,10 +58,12 @@ from parallelsim.operators import (
 from parallelsim.plan import PlanBatch, code
 from parallelsim.savedtensors import embedding_bytes, gathered_bytes, layer_saved_bytes, loss_bytes
 
-GRADIENT_ACCUMULATION_BYTES = 9.0
-"""Moved for each parameter and micro-batch where weight gradients are added outside the GEMM
-(A5).
-"""
+GRADIENT_ACCUMULATION_BYTES = (10.0, 6.0)
+"""Moved for each parameter and micro-batch where weight gradients are added outside the GEMM, with
+fp32 and with 16-bit gradients (A5)."""
+GRADIENT_ACCUMULATION_SHARE = 0.9
+"""Of those bytes that the clock shows (A5)."""
+FP32_GRADIENTS = code("grad_dtype", "fp32")
 LOSS_FORWARD_SHARE = 0.4
 """Of the passes over the logits (A8)."""
 SELECTIVE = code("recompute", "selective")
@@ -151,12 +154,13 @@ def _one_layer(
         dropout=model.attention_dropout > 0,
     )
     memory_f, memory_b = _memory_bound(model, layer, network, framework, keys, parameters)
-    gpu_f, gpu_b = gemm_f + attention_f + memory_f, gemm_b + attention_b + memory_b
-    host_f, host_b = host_stalls(framework, keys, gpu_f, gpu_b)
     tp = tensor_parallel_exposed(model, layer, framework.overlap, network, keys)
     cp = context_parallel_exposed(
         model, layer, framework.overlap, network, keys, (attention_f, attention_b)
     )
+    gpu_f = gemm_f + attention_f + memory_f + tp.forward_s + cp.forward_s
+    gpu_b = gemm_b + attention_b + memory_b + tp.backward_s + cp.backward_s
+    host_f, host_b = host_stalls(framework, keys, gpu_f, gpu_b)
     return LayerCosts(
         gemm_s=gemm_f + gemm_b,
         attention_s=attention_f + attention_b,
@@ -165,7 +169,7 @@ def _one_layer(
         tp_exposed_s=tp.forward_s + tp.backward_s,
         cp_exposed_s=cp.forward_s + cp.backward_s,
         selective_s=np.where(keys.selective > 0, attention_f, 0.0),
-        forward_s=gpu_f + host_f + tp.forward_s + cp.forward_s,
+        forward_s=gpu_f + host_f,
         saved_bytes=layer_saved_bytes(model, layer, framework, keys),
         parameters=parameters,
     )
@@ -189,13 +193,13 @@ def _memory_bound(
         current=CURRENT_SCALING[keys.precision],
     )
     is_fp8 = np.where(IS_FP8[keys.precision], FP8_CAST_FACTOR, 0.0)
-    forward, backward = forward + is_fp8 * cast_f, backward + is_fp8 * cast_b
+    forward_s = memory_bound_time(accelerator, framework, forward + is_fp8 * cast_f)
+    backward_s = memory_bound_time(accelerator, framework, backward + is_fp8 * cast_b)
     if not framework.compute.fused_grad_accumulation:
-        backward = backward + GRADIENT_ACCUMULATION_BYTES * parameters
-    return (
-        memory_bound_time(accelerator, framework, forward),
-        memory_bound_time(accelerator, framework, backward),
-    )
+        stream = STREAM_EFFICIENCY * accelerator.memory_bandwidth_bytes_per_s
+        added = np.where(keys.grad_dtype == FP32_GRADIENTS, *GRADIENT_ACCUMULATION_BYTES)
+        backward_s = backward_s + GRADIENT_ACCUMULATION_SHARE * added * parameters / stream
+    return forward_s, backward_s
 
 
 def host_stalls(
@@ -203,13 +207,20 @@ def host_stalls(
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds that one layer's GPU work waits for its launches, forward and backward.
 
-    stall = (gpu^3 + cpu^3)^(1/3) - gpu, cpu = c (1 + a [tp > 1] + b [cp > 1])   (EQUATIONS_TIME B6)
+    stall = (gpu^p + cpu^p)^(1/p) - gpu, cpu = c (1 + a [tp > 1] + b [cp > 1])   (EQUATIONS_TIME B6)
     """
     host = framework.host
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
     factor = factor * np.where(keys.cuda_graphs > 0, host.cuda_graph_factor, 1.0)
     cpu_f, cpu_b = host.layer_forward_s * factor, host.layer_backward_s * factor
-    return np.cbrt(gpu_f**3 + cpu_f**3) - gpu_f, np.cbrt(gpu_b**3 + cpu_b**3) - gpu_b
+    p = host.overlap_exponent
+    return _stall(gpu_f, cpu_f, p), _stall(gpu_b, cpu_b, p)
+
+
+def _stall(gpu_s: FloatArray, cpu_s: FloatArray, p: float) -> FloatArray:
+    """(gpu^p + cpu^p)^(1/p) - gpu, scaled so that no power overflows."""
+    larger = np.maximum(gpu_s, cpu_s)
+    return larger * ((gpu_s / larger) ** p + (cpu_s / larger) ** p) ** (1 / p) - gpu_s
 
 
 def edge_costs(
@@ -330,6 +341,7 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.tp_comm_overlap,
         plans.cross_entropy_fusion,
         plans.cuda_graphs,
+        plans.grad_dtype,
         (plans.recompute == SELECTIVE).astype(np.int64),
     ]
 

@@ -17,6 +17,8 @@ from parallelsim.plan import code
 
 RING_HOP_S = 20e-6
 """Launch and synchronisation of one step of the context-parallel ring (EQUATIONS_TIME B5)."""
+TP_NIC_SHARE = 0.70
+"""Of a node's NICs that tensor-parallel collectives keep busy: they are small (A10)."""
 BACKWARD_SHARE = 0.66
 FORWARD_SHARE = 0.33
 """Of a micro-batch's time on a stage: what gradients and parameters can hide behind (B10)."""
@@ -44,9 +46,10 @@ def tensor_parallel_exposed(
     """
     group = network.group(keys.tp, np.ones(len(keys.tp)))
     tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
-    gather = network.all_gather(np.where(IS_FP8[keys.precision], 0.5, 1.0) * tensor, group)
-    scatter = network.reduce_scatter(tensor, group)
-    reduce = network.all_reduce(tensor, group)
+    shrink = np.where(IS_FP8[keys.precision], 0.5, 1.0)
+    gather = network.all_gather(shrink * tensor, group, TP_NIC_SHARE)
+    scatter = network.reduce_scatter(tensor, group, TP_NIC_SHARE)
+    reduce = network.all_reduce(tensor, group, TP_NIC_SHARE)
     pairs = 1.0 if layer.parallel else 2.0
     sharded = keys.sequence_parallel > 0
     share = np.where(keys.tp_comm_overlap > 0, overlap.tp_exposed_user_buffers, overlap.tp_exposed)

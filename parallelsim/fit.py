@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,10 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.simulate import TIGHT_LIMIT, simulate
+from parallelsim.simulate import TIGHT_LIMIT
 
 if TYPE_CHECKING:
     from parallelsim.search.result import SearchResult
-    from parallelsim.search.space import SearchSpace
 
 MAX_GPUS = 65_536
 """Clusters of unstated size are tried up to here."""
@@ -74,11 +72,16 @@ class Task:
     fixed: Mapping[str, Any] | None = None
     limits: Mapping[str, Any] | None = None
     memory_limit: float = 0.80
+    progress: Callable[[int], None] | None = None
+    """Told the number of GPUs before each search."""
 
     def search(self, num_gpus: int) -> SizedResult:
         """The best plan for one size."""
+        from parallelsim.search.grid import grid_search
         from parallelsim.search.space import SearchSpace
 
+        if self.progress:
+            self.progress(num_gpus)
         batch = self.global_batch_size or default_global_batch_size(self.model, num_gpus)
         space = SearchSpace(
             self.model,
@@ -89,7 +92,7 @@ class Task:
             fixed=dict(self.fixed or {}),
             limits=dict(self.limits or {}),
         )
-        result = search_with_nearest_miss(space, 1, self.memory_limit)
+        result = grid_search(space, 1, self.memory_limit)
         if result.partial:
             raise KeyboardInterrupt
         return SizedResult(num_gpus, batch, result)
@@ -119,23 +122,6 @@ class Task:
                 )
             )
         return tries
-
-
-def search_with_nearest_miss(space: SearchSpace, top_k: int, memory_limit: float) -> SearchResult:
-    """A grid search that names its nearest miss wherever some plan obeys every rule.
-
-    The search passes over plans whose lower bound is out of memory. Where that was all of them, a
-    second pass without a memory limit finds the one that needs least.
-    """
-    from parallelsim.search import grid
-
-    result = grid.grid_search(space, top_k=top_k, memory_limit=memory_limit)
-    if len(result.nearest_miss) or result.partial:
-        return result
-    free = grid.grid_search(space, top_k=1, memory_limit=math.inf)
-    inputs = (space.model, space.cluster, space.framework)
-    miss = simulate(*inputs, free.nearest_miss.plans, memory_limit)
-    return replace(result, nearest_miss=miss, partial=free.partial)
 
 
 def default_global_batch_size(model: ModelSpec, num_gpus: int) -> int:
@@ -186,7 +172,9 @@ def fit(
         exhaustive = len(between) <= MAX_SCAN
         refine = _first_fit if exhaustive else _bisection
         smallest, below = refine(between, task.search, smallest, below)
-    changes = _changes_that_help(task, smallest, at_least, at_most) if with_changes else ()
+    changes: tuple[Change, ...] = ()
+    if with_changes:
+        changes = _changes_that_help(task, smallest, below, at_least, at_most)
     return Fit(smallest, below, exhaustive, changes)
 
 
@@ -252,13 +240,14 @@ def _bisection(
 
 
 def _changes_that_help(
-    task: Task, smallest: SizedResult | None, low: int, high: int
+    task: Task, smallest: SizedResult | None, below: SizedResult | None, low: int, high: int
 ) -> tuple[Change, ...]:
-    """Each change with the smallest size that it allows, walking down until sizes stop to fit."""
+    """Each change with the smallest size that it allows, from the nearest miss downwards."""
     if smallest is None:
         sizes = _doubling_sizes(task.cluster, low, high)[-1:]
     else:
-        sizes = allowed_sizes(task.cluster, max(low, smallest.num_gpus // 4), smallest.num_gpus - 1)
+        highest = below.num_gpus if below else smallest.num_gpus - 1
+        sizes = allowed_sizes(task.cluster, max(low, smallest.num_gpus // 4), highest)
     helping = []
     for what, changed in task.changes():
         found: SizedResult | None = None

@@ -68,6 +68,8 @@ class ComputeFacts:
 class HostFacts:
     """CPU time that the GPU waits for."""
 
+    overlap_exponent: float
+    """p of (gpu^p + cpu^p)^(1/p): large where the slower of the two alone counts."""
     layer_forward_s: float
     """Launching one layer's forward kernels."""
     layer_backward_s: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,13 @@ from parallelsim.catalog import accelerator_names, load_accelerator
 from parallelsim.cluster import ClusterSpec
 from parallelsim.measurements import Facts, RowError
 
-CLUSTER_FACTS = ("gpu", "num_gpus", "gpus_per_node", "inter_node_gb_per_s_per_gpu")
+CLUSTER_FACTS = (
+    "gpu",
+    "num_gpus",
+    "gpus_per_node",
+    "inter_node_gb_per_s_per_gpu",
+    "measured_inter_node_all_reduce_gb_per_s",
+)
 """Columns that decide the cluster."""
 
 
@@ -35,15 +42,20 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
     if not candidates:
         raise RowError(f"no cluster file for {name} or its architecture")
 
+    reached = facts.positive("measured_inter_node_all_reduce_gb_per_s")
+
     def distance(cluster: ClusterSpec) -> tuple[float, float]:
-        """NIC bandwidth off by this factor; among equals the lowest latency, as most networks
-        have.
+        """NIC bandwidth off by this factor, and what the run's own test reached by this one; among
+        equals the lowest latency, as most networks have.
         """
         if len(cluster.tiers) < 2:
             return float("inf"), 0.0
         tier = cluster.tiers[1]
-        factor = 1.0 if bandwidth is None else tier.bandwidth_bytes_per_s / (bandwidth * 1e9)
-        return max(factor, 1 / factor), tier.latency_s
+        rate = tier.bandwidth_bytes_per_s / 1e9
+        ratios = [rate / bandwidth] if bandwidth is not None else []
+        if reached is not None:
+            ratios.append(cluster.gpus_per_node * rate * tier.efficiency / reached)
+        return math.prod(max(ratio, 1 / ratio) for ratio in ratios), tier.latency_s
 
     chosen = min(candidates, key=distance)
     tiers = list(chosen.tiers)
@@ -57,6 +69,9 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
                 f"inter_node_gb_per_s_per_gpu is not stated and no file states it for {name}"
             )
         tiers.append(lender.tiers[1])
+    if reached is not None and len(tiers) > 1:
+        per_node_rate = per_node * (bandwidth or tiers[1].bandwidth_bytes_per_s / 1e9)
+        tiers[1] = replace(tiers[1], efficiency=min(reached / per_node_rate, 1.0))
     if bandwidth is not None:
         tiers[1:] = [replace(tier, bandwidth_bytes_per_s=bandwidth * 1e9) for tier in tiers[1:]]
     return ClusterSpec(

@@ -40,6 +40,7 @@ class OperatorKeys:
     tp_comm_overlap: IntArray
     cross_entropy_fusion: IntArray
     cuda_graphs: IntArray
+    grad_dtype: IntArray
     selective: IntArray
     """1 where the attention core is recomputed (recompute = selective)."""
 

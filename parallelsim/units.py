@@ -31,9 +31,9 @@ def format_seconds(value: float) -> str:
     """Seconds, milliseconds or microseconds with three significant digits."""
     if not math.isfinite(value):
         return "-"
-    if abs(value) >= 1:
+    if abs(value) >= 0.9995:
         return f"{_three_digits(value)} s"
-    if abs(value) >= MILLI:
+    if abs(value) >= 0.9995 * MILLI:
         return f"{_three_digits(value / MILLI)} ms"
     return f"{_three_digits(value / MICRO)} us"
 

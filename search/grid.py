@@ -6,6 +6,7 @@ survivors of the ranking alone.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 
@@ -54,6 +55,12 @@ def grid_search(
         if len(plans) >= top_k or len(scan.safe.plans) < keep or scan.interrupted:
             break
         keep *= SPARE
+    nearest = scan.nearest.plans
+    if len(nearest) == 0 and not scan.interrupted:
+        # The lower bound on memory spared every plan's own figure: look again without a limit.
+        unlimited = _Scan(space, 1, math.inf)
+        unlimited.run()
+        nearest = unlimited.nearest.plans
     tight = _ranked(space, scan.tight.plans, top_k, memory_limit)
     if len(plans):
         tight = tight.take(tight.step_time_s < plans.step_time_s[0])
@@ -61,7 +68,7 @@ def grid_search(
         plans=plans,
         faster_but_tight=tight,
         nearest_miss=simulate(
-            space.model, space.cluster, space.framework, scan.nearest.plans, memory_limit
+            space.model, space.cluster, space.framework, nearest, memory_limit
         ),
         num_candidates=scan.num_candidates,
         num_feasible=scan.num_safe,

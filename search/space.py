@@ -210,7 +210,8 @@ class SearchSpace:
         """Rows of ``_SHARED`` for one choice of degrees: micro-batch sizes x switches."""
         switches = self._switch_table(tp > 1, cp > 1, dp * cp > 1)
         per_replica, left = divmod(self.global_batch_size, dp)
-        possible = range(1, per_replica + 1) if "micro_batch_size" in self._given else ()
+        given = self._given.get("micro_batch_size", ())
+        possible = [int(n) for n in given if 1 <= int(n) <= max(per_replica, 1)]
         # A batch that the replicas do not divide has no micro-batch: one plan stays to say so.
         divisors = [n for n in range(1, MAX_MICRO_BATCH_SIZE + 1) if per_replica % n == 0]
         sizes = self._allowed("micro_batch_size", [1] if left else divisors, possible)

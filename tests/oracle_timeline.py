@@ -1,6 +1,8 @@
-"""The timeline by longest paths in a networkx graph, from the operation lists and the definitions alone.
+"""The timeline by longest paths in a networkx graph, from the operation lists and the definitions
+alone.
 
-An operation is (kind, micro-batch, stage). An edge u -> v of weight w says: v starts w after u starts.
+An operation is (kind, micro-batch, stage). An edge u -> v of weight w says: v starts w after u
+starts.
 """
 
 import networkx as nx
@@ -41,7 +43,8 @@ def longest_paths(
     gather: np.ndarray | None = None,
     pair_frac: float | None = None,
 ) -> dict[Operation, tuple[float, float]]:
-    """Start and finish of each operation. ``seconds[letter][stage]``, ``transfer[rank]`` to the next."""
+    """Start and finish of each operation. ``seconds[letter][stage]``, ``transfer[rank]`` to the
+    next."""
     lists, graph = operation_lists(schedule), nx.DiGraph()
     rank_of = {operation: rank for rank, run in enumerate(lists) for operation in run}
     assert len(rank_of) == len(schedule), "an operation is listed twice"
@@ -58,8 +61,11 @@ def longest_paths(
         to = {"F": s + 1, "B": s - 1, "I": s - 1, "W": s}[kind]
         if kind == "W" or not 0 <= to <= last_stage:
             return 0.0
-        here, there = rank_of[operation], next(
-            rank_of[k, j, to] for k in ("F" if kind == "F" else "BI") if (k, j, to) in rank_of
+        here, there = (
+            rank_of[operation],
+            next(
+                rank_of[k, j, to] for k in ("F" if kind == "F" else "BI") if (k, j, to) in rank_of
+            ),
         )
         if here == there:
             return 0.0
@@ -102,9 +108,12 @@ def longest_paths(
     for operation in nx.topological_sort(graph):
         if operation != START:
             start[operation] = max(
-                start[source] + data["weight"] for source, _, data in graph.in_edges(operation, data=True)
+                start[source] + data["weight"]
+                for source, _, data in graph.in_edges(operation, data=True)
             )
-    return {operation: (start[operation], start[operation] + spent[operation]) for operation in rank_of}
+    return {
+        operation: (start[operation], start[operation] + spent[operation]) for operation in rank_of
+    }
 
 
 def pairs(schedule: Schedule, lists: list[list[Operation]]) -> dict[Operation, Operation]:

@@ -77,6 +77,27 @@ def test_plan_prints_a_table_that_fits_80_columns() -> None:
     assert "\x1b[" not in result.stdout
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colour_only_on_a_terminal_and_never_with_no_color(
+    environment: dict[str, str], coloured: bool
+) -> None:
+    import pty
+
+    reader, writer = pty.openpty()
+    settings = {"TERM": "xterm-256color", "COLUMNS": "80", "PATH": "", **environment}
+    command = [sys.executable, "-m", "parallelsim", "plan", *SMALL, "--top", "2"]
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, env=settings, check=False, timeout=60
+    )
+    os.close(writer)
+    printed = os.read(reader, 65536).decode()
+    os.close(reader)
+    assert done.returncode == 0, done.stderr
+    assert ("\x1b[1;32m" in printed) is coloured
+    assert "recomp." in printed
+
+
 def test_a_narrow_terminal_drops_columns_instead_of_wrapping() -> None:
     result = run("plan", *SMALL, "--top", "3", COLUMNS="50")
     header = next(line for line in result.stdout.splitlines() if line.lstrip().startswith("#"))

@@ -31,6 +31,7 @@ EDGES = (
 LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     # layer, branch, modules, may import within
     ("base", "core", ("errors", "units"), False),
+    ("timeline", "core", ("timeline.",), True),
     ("types", "core", ("model", "cluster", "framework"), False),
     ("plan", "core", ("plan",), False),
     ("data", "files", ("frameworks.", "models.", "clusters."), False),
@@ -38,7 +39,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("rules", "core", ("rules", "rule_checks"), True),
     ("operators", "core", ("operators",), False),
     ("seconds", "core", ("compute", "collectives", "savedtensors"), False),
-    ("stages", "core", ("exposure", "stages", "costs", "memory", "pipeline", "timeline."), True),
+    ("stages", "core", ("exposure", "stages", "costs", "memory", "pipeline"), True),
     ("step", "core", ("step",), False),
     ("simulate", "core", ("simulate",), False),
     ("search", "top", ("search.",), True),

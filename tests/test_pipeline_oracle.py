@@ -142,7 +142,8 @@ def test_uneven_1f1b_is_within_its_stated_error(
     schedule, p, v, m = case
     forward, backward = uneven(p, first, last, share)
     replay = makespan(schedule, v, m, forward, backward)
-    assert closed_form(schedule, v, m, forward, backward) == pytest.approx(replay, rel=0.04)
+    stated = 0.04 if m >= 2 * p else 0.15
+    assert closed_form(schedule, v, m, forward, backward) == pytest.approx(replay, rel=stated)
 
 
 @given(

@@ -1,15 +1,15 @@
 """The replay against the networkx oracle, and its properties."""
 
 import numpy as np
+import oracle_timeline as oracle
 import pytest
 
-import oracle_timeline as oracle
 from parallelsim.errors import PlanError
 from parallelsim.timeline.analysis import bubbles, critical_path
 from parallelsim.timeline.costs import StageCosts, stage_costs
+from parallelsim.timeline.engine import replay, step_time
 from parallelsim.timeline.graph import compile_graph
 from parallelsim.timeline.operations import Schedule
-from parallelsim.timeline.replay import replay, step_time
 from parallelsim.timeline.schedules import GENERATORS, make_schedule
 
 CASES = 40  # of each of the 14 schedules: 560
@@ -17,7 +17,12 @@ CLOSE = 1e-12
 
 
 def random_costs(
-    schedule: Schedule, rng: np.random.Generator, plans: int = 1, *, pairs: bool = False, hooks: bool = True
+    schedule: Schedule,
+    rng: np.random.Generator,
+    plans: int = 1,
+    *,
+    pairs: bool = False,
+    hooks: bool = True,
 ) -> StageCosts:
     stages, p = schedule.num_stages, schedule.num_ranks
     scale = float(rng.choice([0.0, 0.2, 2.0]))

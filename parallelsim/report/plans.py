@@ -13,7 +13,9 @@ from parallelsim.report.tables import Column, print_table
 from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from parallelsim.cli_inputs import Inputs
+    from parallelsim.cluster import ClusterSpec
+    from parallelsim.framework import FrameworkSpec
+    from parallelsim.model import ModelSpec
     from parallelsim.search.result import SearchResult
     from parallelsim.simulate import Simulation
 
@@ -39,18 +41,26 @@ _LOSS_COLUMN = Column("largest loss", "left", priority=1)
 _TIGHT_COLUMNS = (Column("gain"), Column("P(fits)"))
 
 
-def header(inputs: Inputs, memory_limit: float) -> list[str]:
+def header(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    *,
+    global_batch_size: int,
+    precision: str,
+    memory_limit: float,
+    overrides: Mapping[str, object],
+) -> list[str]:
     """What is planned, in three lines."""
-    cluster, model = inputs.cluster, inputs.model
-    overrides = ", ".join(f"{k}={v}" for k, v in inputs.options.overrides.items())
-    tokens = format_count(inputs.global_batch_size * inputs.seq_length)
-    name = f"{model.name} ({overrides})" if overrides else model.name
+    changed = ", ".join(f"{name}={value}" for name, value in overrides.items())
+    name = f"{model.name} ({changed})" if changed else model.name
     gpu = cluster.accelerator
-    batch = f"{inputs.global_batch_size} x {inputs.seq_length} = {tokens} tokens"
+    tokens = format_count(global_batch_size * model.seq_length)
+    batch = f"{global_batch_size} x {model.seq_length} = {tokens} tokens"
     return [
-        f"{name}, {format_count(model.num_parameters)} parameters, {inputs.framework.name}",
+        f"{name}, {format_count(model.num_parameters)} parameters, {framework.name}",
         f"on {cluster.num_gpus} x {gpu.name} ({cluster.name}, nodes of {cluster.gpus_per_node})",
-        f"batch {batch} a step, {inputs.precision}; "
+        f"batch {batch} a step, {precision}; "
         f"safe up to {memory_limit:.0%} of {format_bytes(gpu.memory_bytes)}",
     ]
 

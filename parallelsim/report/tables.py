@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from typing import Literal
 
 GAP = 1
 """Blanks between columns."""
@@ -41,7 +39,6 @@ def shown_columns(
 
 def paragraph(text: str, indent: int = 0) -> str:
     """The text in lines as wide as the terminal, but at most 100 characters."""
-    import shutil
     import textwrap
 
     width = min(100, max(40, shutil.get_terminal_size().columns))
@@ -55,28 +52,36 @@ def paragraph(text: str, indent: int = 0) -> str:
     )
 
 
-def console() -> Console:
-    """A console on the present stdout: colour on a terminal alone, none with NO_COLOR."""
-    from rich.console import Console
-
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """The header and the rows as lines of at most ``width`` characters, where columns may go."""
+    keep = shown_columns(columns, rows, width)
+    table = [[columns[i].header for i in keep], *([row[i] for i in keep] for row in rows)]
+    widths = [max(len(cells[j]) for cells in table) for j in range(len(keep))]
+    lines = []
+    for cells in table:
+        parts = [
+            cell.ljust(size) if columns[i].justify == "left" else cell.rjust(size)
+            for i, cell, size in zip(keep, cells, widths, strict=True)
+        ]
+        lines.append((" " * GAP).join(parts).rstrip())
+    return lines
 
 
 def print_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], *, bold_rows: int = 0
 ) -> None:
-    """Print rows of text under headers; the first ``bold_rows`` stand out on a terminal."""
-    from rich.table import Table
+    """Print rows of text under headers; the first ``bold_rows`` stand out on a terminal.
 
-    output = console()
-    keep = shown_columns(columns, rows, output.width)
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for i in keep:
-        column = columns[i]
-        table.add_column(column.header, justify=column.justify, no_wrap=True, overflow="ellipsis")
-    for index, row in enumerate(rows):
-        table.add_row(*(row[i] for i in keep), style="bold green" if index < bold_rows else None)
-    with output.capture() as captured:
-        output.print(table)
-    for line in captured.get().splitlines():
-        sys.stdout.write(line.rstrip() + "\n")
+    Only a terminal gets colours, and only then is rich imported: it takes a tenth of a cold start.
+    """
+    lines = table_lines(columns, rows, shutil.get_terminal_size().columns)
+    if not sys.stdout.isatty():
+        sys.stdout.write("\n".join(lines) + "\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    for index, line in enumerate(lines):
+        style = "bold" if index == 0 else "bold green" if index <= bold_rows else ""
+        console.print(Text(line, style=style), no_wrap=True, overflow="ignore", crop=False)

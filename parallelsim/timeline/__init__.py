@@ -1,1 +1,45 @@
-"""The exact engine: operation lists of every pipeline schedule, replayed with the costs of the stages."""
+"""The exact engine: operation lists of every pipeline schedule, replayed with the stages' costs.
+
+::
+
+    schedule = make_schedule("zb-v", pp=8, vpp=2, num_micro_batches=64)   # operation lists
+    graph = compile_graph(schedule)                                       # once for many plans
+    costs = stage_costs(schedule, forward_s, input_s=..., weight_s=..., transfer_s=...)
+    step_time(graph, costs)                                               # [P] seconds, to rank by
+    done = replay(graph, costs)                                           # every operation
+    trace_json(done), gantt_svg(done), gantt_text(done), critical_path(done), bubbles(done)
+"""
+
+from parallelsim.timeline.activations import memory_over_time, peak_activations
+from parallelsim.timeline.analysis import bubbles, critical_path
+from parallelsim.timeline.chrome import trace, trace_json
+from parallelsim.timeline.costs import StageCosts, stage_costs, transfer_time
+from parallelsim.timeline.engine import Replay, replay, steady_step_time, step_time
+from parallelsim.timeline.gantt import gantt_svg, gantt_text
+from parallelsim.timeline.graph import Graph, compile_graph
+from parallelsim.timeline.operations import Schedule
+from parallelsim.timeline.schedules import GENERATORS, broken_rule, make_schedule
+
+__all__ = [
+    "GENERATORS",
+    "Graph",
+    "Replay",
+    "Schedule",
+    "StageCosts",
+    "broken_rule",
+    "bubbles",
+    "compile_graph",
+    "critical_path",
+    "gantt_svg",
+    "gantt_text",
+    "make_schedule",
+    "memory_over_time",
+    "peak_activations",
+    "replay",
+    "stage_costs",
+    "steady_step_time",
+    "step_time",
+    "trace",
+    "trace_json",
+    "transfer_time",
+]

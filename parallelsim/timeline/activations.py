@@ -1,9 +1,10 @@
 """Activation memory of every rank: over time, its peak, and what it is made of.
 
-A forward takes a chunk's activations a of one micro-batch when it starts; a whole backward gives them
-back when it ends. Of a split backward, the input gradient leaves w (inputs of the matrices and their
-output gradients), and the weight gradient gives w back. What a rank holds after so many operations
-depends on its list alone, not on the times: the peak is taken over the few largest holdings.
+A forward takes a chunk's activations a of one micro-batch when it starts; a whole backward gives
+them back when it ends. Of a split backward, the input gradient leaves w (inputs of the matrices and
+their output gradients), and the weight gradient gives w back. What a rank holds after so many
+operations depends on its list alone, not on the times: the peak is taken over the few largest
+holdings.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from parallelsim.errors import PlanError
+from parallelsim.timeline.engine import Replay
 from parallelsim.timeline.operations import (
     BACKWARD,
     FORWARD,
@@ -23,9 +25,8 @@ from parallelsim.timeline.operations import (
     IntArray,
     Schedule,
 )
-from parallelsim.timeline.replay import Replay
 
-MOST_COMPARED = 2048
+MOST_COMPARED = 256
 """Holdings that are compared with each other; of more, all are kept."""
 
 
@@ -94,7 +95,8 @@ def peak_activations(
 ) -> Peak:
     """The fullest moment of each rank, for P plans.
 
-    ``activation_bytes``, ``weight_only_bytes``: of one micro-batch and stage, [P, S], [S] or a scalar.
+    ``activation_bytes``, ``weight_only_bytes``: of one micro-batch and stage, [P, S], [S] or a
+    scalar.
 
     Raises:
         PlanError: shapes that don't fit the schedule.
@@ -137,8 +139,9 @@ def memory_over_time(
 ) -> MemoryCurve:
     """The steps of a rank's activation memory, in order of time.
 
-    Operations of a rank follow each other, so that the list order is the order of time; only operations
-    that run together overlap, and there the forward takes before the backward gives back.
+    Operations of a rank follow each other, so that the list order is the order of time; only
+    operations that run together overlap, and there the forward takes before the backward gives
+    back.
     """
     schedule = replay.graph.schedule
     whole_bytes, less_bytes = _bytes(schedule, activation_bytes, weight_only_bytes)

@@ -1,4 +1,4 @@
-"""What a replay says: bubble of every rank, and the chain of operations that fixes the step's time."""
+"""What a replay says: every rank's bubble, and the chain that fixes the step's time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parallelsim.timeline.engine import Replay
 from parallelsim.timeline.operations import FloatArray
-from parallelsim.timeline.replay import Replay
 
 
 class Bubbles(NamedTuple):
@@ -96,7 +96,7 @@ def critical_path(replay: Replay, plan: int = 0) -> list[Segment]:
 
 
 def _reductions(replay: Replay, plan: int, path: list[Segment]) -> int:
-    """Add the gradient reductions that end the step, last first; return the backward they wait for."""
+    """Add the reductions that end the step, last first; return the backward they wait for."""
     hooks, last = replay.hooks, replay.graph.endings.last_backward
     begin, end = hooks.reduce_start_s[:, :, plan], hooks.reduce_end_s[:, :, plan]
     rank = int(end.max(axis=1).argmax())

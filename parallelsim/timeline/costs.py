@@ -32,7 +32,8 @@ class StageCosts:
     gather_s: FloatArray
     """[P, S]: of the parameters, before a stage's first forward; one after the other on a rank."""
     reduce_s: FloatArray
-    """[P, S]: of the gradients, during and after a stage's last backward; one after the other on a rank."""
+    """[P, S]: of the gradients, during and after a stage's last backward; one after the other on a
+    rank."""
     num_buckets: FloatArray
     """[P]: equal parts in which gradients are reduced, as the backward that makes them goes on."""
     pair_frac: FloatArray
@@ -60,13 +61,14 @@ def stage_costs(
     num_buckets: ArrayLike = 1,
     pair_frac: ArrayLike = 1.0,
 ) -> StageCosts:
-    """Costs of P plans from arrays [P, S] (or [S], or scalars), [P, p] for transfers, [P] for the rest.
+    """Costs of P plans from arrays [P, S] (or [S], or scalars), [P, p] for transfers, [P] for the
+    rest.
 
     A whole backward is the sum of its halves where only they are given.
 
     Raises:
-        PlanError: shapes that don't fit the schedule, negative or infinite seconds, or halves of the
-            backward that the schedule needs and that are missing.
+        PlanError: shapes that don't fit the schedule, negative or infinite seconds, or halves of
+            the backward that the schedule needs and that are missing.
     """
     needed = set(np.unique(schedule.kind).tolist())
     if backward_s is None and input_s is not None and weight_s is not None:
@@ -111,9 +113,7 @@ def _checked(name: str, array: FloatArray, shape: tuple[int, ...]) -> FloatArray
     return full
 
 
-def transfer_time(
-    latency_s: ArrayLike, num_bytes: ArrayLike, bytes_per_s: ArrayLike
-) -> FloatArray:
+def transfer_time(latency_s: ArrayLike, num_bytes: ArrayLike, bytes_per_s: ArrayLike) -> FloatArray:
     """Seconds to send one micro-batch's activations across each boundary: t0 + S / B."""
     return np.asarray(latency_s) + np.asarray(num_bytes) / np.asarray(bytes_per_s, np.float64)
 
@@ -125,7 +125,9 @@ def cost_table(graph: Graph, costs: StageCosts) -> tuple[FloatArray, FloatArray]
         PlanError: transfers that block although forwards and backwards run together to hide them.
     """
     if graph.pairs and costs.blocking.any():
-        raise PlanError(f"{graph.schedule.name}: operations that run together need transfers that don't block")
+        raise PlanError(
+            f"{graph.schedule.name}: operations that run together need transfers that don't block"
+        )
     classes = graph.classes
     seconds = np.zeros((len(classes.kind), len(costs)))
     by_kind = {

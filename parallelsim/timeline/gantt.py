@@ -9,8 +9,8 @@ import numpy as np
 
 from parallelsim.errors import PlanError
 from parallelsim.timeline.analysis import bubbles
+from parallelsim.timeline.engine import Replay
 from parallelsim.timeline.operations import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT
-from parallelsim.timeline.replay import Replay
 from parallelsim.units import format_percent, format_seconds
 
 MAX_DRAWN = 20_000
@@ -25,7 +25,8 @@ SHADES: Final = {
 """Of even and odd chunks."""
 REDUCE_SHADE: Final = "#79706e"
 LEFT, TOP, ROW, BAR, HOOK = 56, 40, 26, 18, 4
-"""Pixels: margin for the labels and the title, height of a row, of its bars, of the communication below."""
+"""Pixels: margin for the labels and the title, height of a row, of its bars, of the communication
+below."""
 
 
 def gantt_svg(replay: Replay, plan: int = 0, width: int = 1200) -> str:
@@ -84,9 +85,13 @@ def _rows(replay: Replay, plan: int, scale: float, width: int) -> list[str]:
             )
             label = str(schedule.micro_batch[i])
             if w >= 6.5 * len(label) + 2 and bar == BAR:
-                drawn.append(f'<text x="{x + w / 2:.2f}" y="{y + 13}" text-anchor="middle">{label}</text>')
+                drawn.append(
+                    f'<text x="{x + w / 2:.2f}" y="{y + 13}" text-anchor="middle">{label}</text>'
+                )
         for chunk in range(schedule.stage.shape[1]):
-            start, end = (float(a[rank, chunk, plan]) for a in (hooks.reduce_start_s, hooks.reduce_end_s))
+            start, end = (
+                float(a[rank, chunk, plan]) for a in (hooks.reduce_start_s, hooks.reduce_end_s)
+            )
             if replay.costs.reduce_s[plan, schedule.stage[rank, chunk]] > 0:
                 drawn.append(
                     f'<rect x="{LEFT + scale * start:.2f}" y="{y + BAR + 1}" height="{HOOK}" '
@@ -120,7 +125,8 @@ def _axis_and_legend(replay: Replay, step: float, scale: float, height: int) -> 
 
 
 def gantt_text(replay: Replay, plan: int = 0, width: int = 80) -> str:
-    """A line a rank: what it does at the middle of each column, and the share of its time that it waits.
+    """A line a rank: what it does at the middle of each column, and the share of its time that it
+    waits.
 
     Raises:
         PlanError: more ranks than lines, or too few columns.
@@ -128,8 +134,8 @@ def gantt_text(replay: Replay, plan: int = 0, width: int = 80) -> str:
     schedule, step = replay.graph.schedule, float(replay.step_s[plan])
     if schedule.num_ranks > MAX_RANKS_IN_TEXT:
         raise PlanError(
-            f"{schedule.num_ranks} ranks are more than the {MAX_RANKS_IN_TEXT} that the terminal shows: "
-            "write a picture (.svg) or a trace (.json)"
+            f"{schedule.num_ranks} ranks are more than the {MAX_RANKS_IN_TEXT} that the terminal "
+            "shows: write a picture (.svg) or a trace (.json)"
         )
     columns = width - 14
     if columns < 10:
@@ -146,8 +152,13 @@ def gantt_text(replay: Replay, plan: int = 0, width: int = 80) -> str:
         shown = np.where((start[at] <= middles) & (middles < finish[at]), letter, ".")
         share = format_percent(float(idle[rank]) / step if step > 0 else 0.0)
         lines.append(f"{rank:>2} |{''.join(shown.tolist())}| {share:>7}")
-    kinds = {FORWARD: "F forward", BACKWARD: "B backward", INPUT: "I input gradient", WEIGHT: "W weight gradient"}
+    kinds = {
+        FORWARD: "F forward",
+        BACKWARD: "B backward",
+        INPUT: "I input grad",
+        WEIGHT: "W weight grad",
+    }
     legend = ", ".join(kinds[kind] for kind in np.unique(schedule.kind).tolist())
-    lower = ", odd chunks in lower case" if schedule.stage.shape[1] > 1 else ""
+    lower = ", odd chunks lower case" if schedule.stage.shape[1] > 1 else ""
     axis = f"    0{format_seconds(step):>{columns - 1}}   waits"
     return "\n".join([*lines, axis, f"    {legend}{lower}"]) + "\n"

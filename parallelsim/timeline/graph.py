@@ -1,12 +1,13 @@
 """A schedule's operations sorted by dependency level, once, for any number of replays.
 
-Dependencies, for micro-batch j and stage s of S: F(j, s) after F(j, s - 1) and its transfer; B or Bi(j, s)
-after B or Bi(j, s + 1) and its transfer, and after F(j, s); W(j, s) after Bi(j, s); the operations of a
-rank in list order. The two on the own rank follow from the list order (checked), so that a node waits for
-two others at most: the one before it on its rank, and the one that sends to it.
+Dependencies, for micro-batch j and stage s of S: F(j, s) after F(j, s - 1) and its transfer; B or
+Bi(j, s) after B or Bi(j, s + 1) and its transfer, and after F(j, s); W(j, s) after Bi(j, s); the
+operations of a rank in list order. The two on the own rank follow from the list order (checked), so
+that a node waits for two others at most: the one before it on its rank, and the one that sends to
+it.
 
-Two features add a node of no duration where a third arrives: before the first forward of a chunk whose
-parameters are gathered, and before a forward and backward that run together.
+Two features add a node of no duration where a third arrives: before the first forward of a chunk
+whose parameters are gathered, and before a forward and backward that run together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NONE = -1
 
 
 class Endings(NamedTuple):
-    """Of each rank and chunk, [p, chunks]: list positions of the operations that hooks attach to."""
+    """List positions that hooks attach to, of each rank and chunk, [p, chunks]."""
 
     first_forward: IntArray
     last_backward: IntArray
@@ -38,7 +39,8 @@ class CostClass(NamedTuple):
     """NONE: no duration."""
     stage: IntArray
     link: IntArray
-    """Rank boundary that the result crosses: r joins ranks r and r + 1, modulo p; NONE: it stays."""
+    """Rank boundary that the result crosses: r joins ranks r and r + 1, modulo p; NONE: it
+    stays."""
     partner_stage: IntArray
     """Stage of the backward that runs together with this forward; NONE: it runs alone."""
 
@@ -60,8 +62,8 @@ class Graph:
     sent: IntArray
     """[M]: row of the state of the node that sends, or of a head."""
     waits: NDArray[np.intp]
-    """[2 M], level by level, first own, then sent: 2 k is when the rank of row k is free, 2 k + 1 when its
-    result is there."""
+    """[2 M], level by level, first own, then sent: 2 k is when the rank of row k is free, 2 k + 1
+    when its result is there."""
     cost_class: IntArray
     classes: CostClass
     node: IntArray
@@ -87,7 +89,8 @@ def compile_graph(schedule: Schedule, *, gathers: bool = False, pairs: bool = Fa
     ``gathers``: chunks wait for their parameters; ``pairs``: paired operations run together.
 
     Raises:
-        PlanError: an operation missing, doubled or before what it needs, or ranks that wait for each other.
+        PlanError: an operation missing, doubled or before what it needs, or ranks that wait for
+            each other.
     """
     sender = _senders(schedule)
     endings = _endings(schedule)
@@ -141,7 +144,7 @@ def compile_graph(schedule: Schedule, *, gathers: bool = False, pairs: bool = Fa
 
 
 def _senders(schedule: Schedule) -> IntArray:
-    """Position of the operation on another stage that each operation waits for; checks the lists."""
+    """The operation on another stage that each one waits for; checks the lists."""
     kind, j, s = schedule.kind, schedule.micro_batch.astype(np.int64), schedule.stages
     num_stages = schedule.num_stages
     cell = j * num_stages + s
@@ -161,7 +164,9 @@ def _senders(schedule: Schedule) -> IntArray:
             raise PlanError(f"{schedule.name}: every micro-batch needs one {name} on every stage")
     split = at["Bi"] != NONE
     if (at["F"] > at["B"]).any() or (at["Bi"][split] > at["W"][split]).any():
-        raise PlanError(f"{schedule.name}: a rank runs a backward before its forward, or W before Bi")
+        raise PlanError(
+            f"{schedule.name}: a rank runs a backward before its forward, or W before Bi"
+        )
     sender = np.full(len(schedule), NONE)
     forward = np.flatnonzero((kind == FORWARD) & (s > 0))
     sender[forward] = at["F"][cell[forward] - 1]
@@ -211,7 +216,9 @@ def _levels(schedule: Schedule, first: IntArray, waits_for: IntArray, node: IntA
     if waiting:
         rank = min(waiting.values())
         stuck = int(np.searchsorted(node, position[rank]))
-        raise PlanError(f"{schedule.name}: the ranks wait for each other, first at {schedule.label(stuck)}")
+        raise PlanError(
+            f"{schedule.name}: the ranks wait for each other, first at {schedule.label(stuck)}"
+        )
     return np.array(level)
 
 
@@ -236,22 +243,29 @@ def _cost_classes(
     rank_of[schedule.copy, schedule.stage] = np.arange(pp)[:, None]
     there = [np.roll(rank_of, -1, axis=1), np.roll(rank_of, 1, axis=1)]
     there[0][:, -1], there[1][:, 0] = rank_of[:, -1], rank_of[:, 0]
-    kind, copy, stage = (a.ravel() for a in np.meshgrid(range(4), range(copies), stages, indexing="ij"))
+    kind, copy, stage = (
+        a.ravel() for a in np.meshgrid(range(4), range(copies), stages, indexing="ij")
+    )
     to = np.where(kind == FORWARD, there[0][copy, stage], there[1][copy, stage])
     to = np.where(kind == WEIGHT, rank_of[copy, stage], to)
     link = _link(rank_of[copy, stage], to, pp)
 
     copies_of = schedule.copy[schedule.rank, schedule.chunk]
-    of_operation = 1 + (schedule.kind.astype(np.int64) * copies + copies_of) * num_stages + schedule.stages
+    of_operation = (
+        1 + (schedule.kind.astype(np.int64) * copies + copies_of) * num_stages + schedule.stages
+    )
     forward = np.flatnonzero(together)
     alone, number = np.unique(
-        of_operation[forward] * num_stages + schedule.stages[np.minimum(forward + 1, len(schedule) - 1)],
+        of_operation[forward] * num_stages
+        + schedule.stages[np.minimum(forward + 1, len(schedule) - 1)],
         return_inverse=True,
     )
     of_operation[forward] = 1 + len(kind) + number
     # The result of the paired backward leaves when the pair ends: no duration, but a transfer.
     base, partner = np.divmod(alone, num_stages)
-    sends, sent_number = np.unique(of_operation[forward + 1] if len(forward) else forward, return_inverse=True)
+    sends, sent_number = np.unique(
+        of_operation[forward + 1] if len(forward) else forward, return_inverse=True
+    )
     of_operation[forward + 1] = 1 + len(kind) + len(alone) + sent_number
     base, sends = base - 1, sends - 1
     none = np.full(len(sends), NONE)

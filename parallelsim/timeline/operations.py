@@ -1,11 +1,11 @@
 """What every rank runs, in order: :class:`Schedule`, a struct of arrays, and two ways to write one.
 
-Symbols: p ranks, v chunks a rank, m micro-batches, r a rank, c a chunk of a rank, j a micro-batch, s a
-stage: the position of a chunk in the model, 0 to S - 1.
+Symbols: p ranks, v chunks a rank, m micro-batches, r a rank, c a chunk of a rank, j a micro-batch,
+s a stage: the position of a chunk in the model, 0 to S - 1.
 
-A schedule is written either as time slots (every operation of a regular schedule has one by formula;
-a rank runs its operations by ascending slot) or as phases (a rank repeats patterns of operations; each
-takes the next micro-batch).
+A schedule is written either as time slots (every operation of a regular schedule has one by
+formula; a rank runs its operations by ascending slot) or as phases (a rank repeats patterns of
+operations; each takes the next micro-batch).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Operation lists of all ranks, one after the other; arrays of shape [N] unless said otherwise."""
+    """All ranks' operations, list after list; arrays of shape [N] unless said otherwise."""
 
     name: str
     size: Size
@@ -56,7 +56,8 @@ class Schedule:
     stage: IntArray
     """[p, chunks]: position in the model of each chunk of each rank."""
     copy: IntArray
-    """[p, chunks]: which copy of the model the chunk belongs to; a micro-batch passes through one."""
+    """[p, chunks]: which copy of the model the chunk belongs to; a micro-batch passes through
+    one."""
     flushes: bool = True
     """False: the next step's micro-batches follow without a drain (asynchronous updates)."""
 
@@ -121,7 +122,7 @@ def wave_stages(pp: int, vpp: int) -> IntArray:
 
 
 def two_way_stages(pp: int) -> IntArray:
-    """Two copies of the model: chunk 0 holds stage r of the first, chunk 1 stage p - 1 - r of the other."""
+    """Two copies: chunk 0 holds stage r of the first, chunk 1 stage p - 1 - r of the other."""
     rank = np.arange(pp)
     return np.stack([rank, pp - 1 - rank], axis=1)
 
@@ -137,10 +138,14 @@ class Slots(NamedTuple):
     """[n]."""
 
 
-def from_slots(name: str, size: Size, parts: Sequence[Slots], stage: IntArray, **extra: object) -> Schedule:
-    """A schedule whose ranks run their operations by ascending slot; ties in the order of the parts."""
+def from_slots(
+    name: str, size: Size, parts: Sequence[Slots], stage: IntArray, **extra: object
+) -> Schedule:
+    """Ranks run their operations by ascending slot; ties in the order of the parts."""
     pp = size.pp
-    slot = np.concatenate([np.broadcast_to(part.slot, (pp, len(part.micro_batch))) for part in parts], axis=1)
+    slot = np.concatenate(
+        [np.broadcast_to(part.slot, (pp, len(part.micro_batch))) for part in parts], axis=1
+    )
     order = np.argsort(slot, axis=1, kind="stable")
     lengths = [len(part.micro_batch) for part in parts]
     kind = np.repeat([part.kind for part in parts], lengths)
@@ -157,17 +162,22 @@ def from_slots(name: str, size: Size, parts: Sequence[Slots], stage: IntArray, *
 
 
 Phase = tuple[int, str]
-"""How often, and the pattern: operations separated by spaces, each a letter (F, B, I, W) and a chunk.
+"""How often, and the pattern: operations separated by spaces, each a letter (F, B, I, W) and a
+chunk.
 
-``W`` without a chunk is the oldest input gradient's weight gradient; ``F0+B1`` are two operations that
-may run together.
+``W`` without a chunk is the oldest input gradient's weight gradient; ``F0+B1`` are two operations
+that may run together.
 """
 
 
 def from_phases(
-    name: str, size: Size, phases: Callable[[int], Sequence[Phase]], stage: IntArray, **extra: object
+    name: str,
+    size: Size,
+    phases: Callable[[int], Sequence[Phase]],
+    stage: IntArray,
+    **extra: object,
 ) -> Schedule:
-    """A schedule whose rank r runs ``phases(r)``; operations beyond the last micro-batch are left out."""
+    """Rank r runs ``phases(r)``, without what lies beyond the last micro-batch."""
     columns: list[tuple[IntArray, ...]] = []
     for rank in range(size.pp):
         tokens = [np.tile(_tokens(pattern), (max(count, 0), 1)) for count, pattern in phases(rank)]
@@ -175,11 +185,15 @@ def from_phases(
         micro_batch, chunk = _counted(kind, chunk)
         keep = micro_batch < size.num_micro_batches // (2 if "copy" in extra else 1)
         columns.append(tuple(a[keep] for a in (kind, chunk, micro_batch, paired)))
-    kind, chunk, micro_batch, paired = (np.concatenate(column) for column in zip(*columns, strict=True))
+    kind, chunk, micro_batch, paired = (
+        np.concatenate(column) for column in zip(*columns, strict=True)
+    )
     first = np.cumsum([0] + [len(column[0]) for column in columns])
     if "copy" in extra:
         micro_batch = 2 * micro_batch + chunk
-    return _schedule(name, size, first, (kind, chunk, micro_batch), stage, paired=paired > 0, **extra)
+    return _schedule(
+        name, size, first, (kind, chunk, micro_batch), stage, paired=paired > 0, **extra
+    )
 
 
 def _tokens(pattern: str) -> IntArray:
@@ -208,7 +222,12 @@ def _counted(kind: IntArray, chunk: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _schedule(
-    name: str, size: Size, first: IntArray, columns: tuple[IntArray, IntArray, IntArray], stage: IntArray, **extra: object
+    name: str,
+    size: Size,
+    first: IntArray,
+    columns: tuple[IntArray, IntArray, IntArray],
+    stage: IntArray,
+    **extra: object,
 ) -> Schedule:
     kind, chunk, micro_batch = columns
     values: dict[str, object] = {
@@ -236,13 +255,17 @@ def check_size(generator: Generator, size: Size) -> None:
     """
     pp, vpp, m = size
     if min(size) < 1:
-        raise PlanError(f"{generator.name}: pp, vpp and micro-batches must be at least 1, got {pp}, {vpp}, {m}")
+        raise PlanError(
+            f"{generator.name}: pp, vpp and micro-batches must be at least 1, got {pp}, {vpp}, {m}"
+        )
     if pp > MAX_RANKS:
-        raise PlanError(f"{generator.name}: pp={pp} is beyond the {MAX_RANKS} ranks that a timeline replays")
+        raise PlanError(
+            f"{generator.name}: pp={pp} is beyond the {MAX_RANKS} ranks that a timeline replays"
+        )
     per_rank = vpp * m * (3 if generator.splits_backward else 2)
     if per_rank * pp > MAX_OPERATIONS or per_rank > MAX_OPERATIONS_PER_RANK:
         raise PlanError(
-            f"{generator.name}: pp={pp}, vpp={vpp}, {m} micro-batches are {per_rank * pp} operations "
-            f"({per_rank} a rank); a timeline replays {MAX_OPERATIONS} ({MAX_OPERATIONS_PER_RANK} a rank): "
-            "use fewer micro-batches"
+            f"{generator.name}: pp={pp}, vpp={vpp} and {m} micro-batches make {per_rank * pp} "
+            f"operations, {per_rank} a rank; a timeline replays {MAX_OPERATIONS}, "
+            f"{MAX_OPERATIONS_PER_RANK} a rank: use fewer micro-batches"
         )

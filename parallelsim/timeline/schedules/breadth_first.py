@@ -1,9 +1,9 @@
 """Breadth-first: chunks dealt round the ranks; all micro-batches pass a chunk before the next.
 
-arXiv:2211.05953, section 4.1 and figure 2d. Bubble (p - 1)(t_F + t_B)/v, as interleaved. Each chunk's
-weights are gathered once and its gradients reduced once a step, early: made for ZeRO over data
-parallelism. Activations: all m micro-batches. With v = 1 it is GPipe with the backwards in order.
-Forbids nothing; with fewer micro-batches than ranks the chunks wait for each other.
+arXiv:2211.05953, section 4.1 and figure 2d. Bubble (p - 1)(t_F + t_B)/v, as interleaved. Each
+chunk's weights are gathered once and its gradients reduced once a step, early: made for ZeRO over
+data parallelism. Activations: all m micro-batches. With v = 1 it is GPipe with the backwards in
+order. Forbids nothing; with fewer micro-batches than ranks the chunks wait for each other.
 """
 
 from __future__ import annotations

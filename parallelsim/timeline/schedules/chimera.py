@@ -1,11 +1,11 @@
 """Chimera: two copies of the model in opposite directions, each run as 1F1B.
 
-arXiv:2107.06925, section 3.1, figures 3 and 7 (direct concatenation). For m = p micro-batches, half a
-direction: makespan p t_F + (2 p - 2) t_B for t_B >= t_F (the paper's C_f and C_b), hence a bubble of
-(p - 2) t_B, and p/2 - 1 forwards and backwards each with t_F = t_B. Activations between p/2 + 1 and p
-stages' micro-batches. More micro-batches follow in units of p; with t_F = t_B the units fit together
-without a gap, with t_B > t_F they leave some (the paper's forward doubling is not built). Weights: two
-copies. Forbids odd p and odd m: the directions would collide on a rank.
+arXiv:2107.06925, section 3.1, figures 3 and 7 (direct concatenation). For m = p micro-batches, half
+a direction: makespan p t_F + (2 p - 2) t_B for t_B >= t_F (the paper's C_f and C_b), hence a bubble
+of (p - 2) t_B, and p/2 - 1 forwards and backwards each with t_F = t_B. Activations between p/2 + 1
+and p stages' micro-batches. More micro-batches follow in units of p; with t_F = t_B the units fit
+together without a gap, with t_B > t_F they leave some (the paper's forward doubling is not built).
+Weights: two copies. Forbids odd p and odd m: the directions would collide on a rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from parallelsim.timeline.schedules.rules import two_way
 
 
 def build(size: Size) -> Schedule:
-    """Of a unit u, micro-batch i of its direction: F in slot 2 p u + s + 2 i, B in 2 p (u + 1) - 1 - s + 2 i."""
+    """Unit u, micro-batch i a direction: F in 2 p u + s + 2 i, B in 2 p (u + 1) - 1 - s + 2 i."""
     pp, _, m = size
     stage = two_way_stages(pp)
     j = np.arange(m // 2)

@@ -1,11 +1,11 @@
 """DualPipe and DualPipeV: forwards run together with backwards, from both ends of the pipeline.
 
-arXiv:2412.19437, section 3.2.1, figure 5 and table 2 (DualPipe); DualPipeV cuts it in half: a V on half
-the ranks in place of two copies (README of github.com/deepseek-ai/DualPipe). With PP stages (PP = 2 p for
-the V), F&B a forward and a whole backward together, B a whole backward of which W is the weight
-gradient: bubble (PP/2 - 1)(F&B + B - 3 W); activations PP + 1 chunks (each a PP-th of the model); twice
-the weights of 1F1B on PP ranks. Forbids fewer than 2 p micro-batches (the fill needs them), odd p or m
-for the two directions, and v != 2 for the V.
+arXiv:2412.19437, section 3.2.1, figure 5 and table 2 (DualPipe); DualPipeV cuts it in half: a V on
+half the ranks in place of two copies (README of github.com/deepseek-ai/DualPipe). With PP stages
+(PP = 2 p for the V), F&B a forward and a whole backward together, B a whole backward of which W is
+the weight gradient: bubble (PP/2 - 1)(F&B + B - 3 W); activations PP + 1 chunks (each a PP-th of
+the model); twice the weights of 1F1B on PP ranks. Forbids fewer than 2 p micro-batches (the fill
+needs them), odd p or m for the two directions, and v != 2 for the V.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from parallelsim.timeline.schedules.rules import two_chunks, two_way
 
 
 def _phases(half: int, depth: int, each: int, near: int) -> Sequence[Phase]:
-    """Eight phases of the rank ``depth`` ranks from the end, of ``half`` ranks to the turning point.
+    """Eight phases of the rank ``depth`` ranks from the end, of ``half`` ranks to the turning
+    point.
 
     ``each``: micro-batches of a chunk; ``near``: the chunk whose forwards the rank runs first.
     """
@@ -98,4 +99,6 @@ def _enough(size: Size) -> str | None:
 
 
 DUALPIPE = Generator("dualpipe", build, broken_rule, splits_backward=True)
-DUALPIPE_V = Generator("dualpipe-v", build_v, broken_rule_v, splits_backward=True, chunks_per_rank=2)
+DUALPIPE_V = Generator(
+    "dualpipe-v", build_v, broken_rule_v, splits_backward=True, chunks_per_rank=2
+)

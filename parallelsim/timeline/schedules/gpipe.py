@@ -1,7 +1,7 @@
 """GPipe: all forwards, then all backwards in reverse order.
 
-arXiv:1811.06965, section 2.3 and figure 2c. Bubble (p - 1)(t_F + t_B), a share (p - 1)/(m + p - 1) of
-the step. Activations: all m micro-batches on every rank. Forbids chunks: a rank holds one stage.
+arXiv:1811.06965, section 2.3 and figure 2c. Bubble (p - 1)(t_F + t_B), a share (p - 1)/(m + p - 1)
+of the step. Activations: all m micro-batches on every rank. Forbids chunks: a rank holds one stage.
 """
 
 from __future__ import annotations

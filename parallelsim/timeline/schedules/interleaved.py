@@ -1,11 +1,11 @@
 """Interleaved 1F1B: v chunks a rank, dealt round the ranks; micro-batches in groups.
 
-arXiv:2104.04473, section 2.2.2, figure 4 below; groups as in Megatron-core (default: of p). Within a
-group all micro-batches pass a chunk before the next chunk's turn. Rank r runs
-2 (p - r - 1) + (v - 1) g chunk forwards before it alternates. Bubble (p - 1)(t_F + t_B)/v: a share
-(p - 1)/(v m) of the computation. Activations of rank 0: p + (p - 1)/v micro-batches of a whole stage.
-Forbids v = 1 (that is 1f1b), and a last group smaller than p, whose chunk forwards would not reach
-the first rank again before they are needed (Megatron's rule; with groups of p: m a multiple of p).
+arXiv:2104.04473, section 2.2.2, figure 4 below; groups as in Megatron-core (default: of p). Within
+a group all micro-batches pass a chunk before the next chunk's turn. Rank r runs 2 (p - r - 1) + (v
+- 1) g chunk forwards before it alternates. Bubble (p - 1)(t_F + t_B)/v: a share (p - 1)/(v m) of
+the computation. Activations of rank 0: p + (p - 1)/v micro-batches of a whole stage. Forbids v = 1
+(that is 1f1b), and a last group smaller than p, whose chunk forwards would not reach the first rank
+again before they are needed (Megatron's rule; with groups of p: m a multiple of p).
 """
 
 from __future__ import annotations
@@ -30,20 +30,18 @@ def build(size: Size) -> Schedule:
 
 
 def build_grouped(size: Size, group: int) -> Schedule:
-    """The k-th chunk forward of a rank in slot 2 (k - w), the k-th chunk backward in slot 2 k + 1."""
+    """A rank's k-th chunk forward in slot 2 (k - w), its k-th chunk backward in slot 2 k + 1."""
     pp, vpp, m = size
     j = np.arange(m)
     start = j // group * group
     members = np.minimum(group, m - start)
     ahead = 2 * (pp - 1 - np.arange(pp)[:, None]) + (vpp - 1) * group
 
-    def turn(chunk: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        return start * vpp + chunk * members + j - start
-
+    turn = [start * vpp + chunk * members + j - start for chunk in range(vpp)]
     parts = []
     for chunk in range(vpp):
-        parts.append(Slots(FORWARD, chunk, 2 * (turn(chunk) - ahead), j))
-        parts.append(Slots(BACKWARD, chunk, 2 * turn(vpp - 1 - chunk) + 1, j))
+        parts.append(Slots(FORWARD, chunk, 2 * (turn[chunk] - ahead), j))
+        parts.append(Slots(BACKWARD, chunk, 2 * turn[vpp - 1 - chunk] + 1, j))
     return from_slots(INTERLEAVED.name, size, parts, loop_stages(pp, vpp))
 
 
@@ -60,7 +58,9 @@ def broken_rule_grouped(size: Size, group: int) -> str | None:
     if vpp < 2:
         return "vpp must be at least 2: with one chunk a rank this is 1f1b"
     if not pp <= group <= m:
-        return f"the micro-batch group must be between pp={pp} and the {m} micro-batches, got {group}"
+        return (
+            f"the micro-batch group must be between pp={pp} and the {m} micro-batches, got {group}"
+        )
     if 0 < m % group < pp:
         return (
             f"{m} micro-batches in groups of {group} leave a last group of {m % group}: it must be "

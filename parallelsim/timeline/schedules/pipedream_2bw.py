@@ -1,9 +1,9 @@
 """PipeDream-2BW: 1F1B without a flush between steps; the weights lag by one step.
 
-arXiv:2006.09503, section 3.1 and figure 3b. No bubble in the long run: the step takes as long as the
-slowest rank works (measure it as the difference of 2 m and m micro-batches). Activations: min(p - r, m)
-micro-batches on rank r; two versions of the weights. Forbids chunks, and fewer micro-batches than
-ranks: then a third version of the weights would be alive (section 3.1).
+arXiv:2006.09503, section 3.1 and figure 3b. No bubble in the long run: the step takes as long as
+the slowest rank works (measure it as the difference of 2 m and m micro-batches). Activations: min(p
+- r, m) micro-batches on rank r; two versions of the weights. Forbids chunks, and fewer
+micro-batches than ranks: then a third version of the weights would be alive (section 3.1).
 """
 
 from __future__ import annotations

@@ -24,5 +24,7 @@ def two_way(size: Size) -> str | None:
     if size.pp % 2:
         return f"pp must be even, got {size.pp}: stages of the two directions share a rank in pairs"
     if size.num_micro_batches % 2:
-        return f"micro-batches must be even, got {size.num_micro_batches}: each direction takes half"
+        return (
+            f"micro-batches must be even, got {size.num_micro_batches}: each direction takes half"
+        )
     return one_chunk(size)

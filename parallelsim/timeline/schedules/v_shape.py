@@ -1,12 +1,13 @@
 """V-Half and V-Min: split backward over a V, with half or a third of 1F1B's activations.
 
-arXiv:2405.15362, sections 3.2 and 3.3, appendix on the building blocks. Every micro-batch repeats one
-block of operations, six slots after the one before it (F, Bi and W of two chunks fill six slots); the
-time a chunk's activation lives in the block bounds the memory. The weight gradients take the free slots.
-Activations, in micro-batches of a whole stage: V-Half floor((p + 2)/2), V-Min floor((p + 4)/3). Bubble
-with t_F = t_Bi = t_W, as a share of a step of m micro-batches: V-Half about p/(2 m), V-Min about
-2 p/(3 m) in the paper, whose schedules also move operations of the fill and the drain forward; this one
-keeps the blocks' order. V-Min stalls in every block where the three times differ. Forbids v != 2.
+arXiv:2405.15362, sections 3.2 and 3.3, appendix on the building blocks. Every micro-batch repeats
+one block of operations, six slots after the one before it (F, Bi and W of two chunks fill six
+slots); the time a chunk's activation lives in the block bounds the memory. The weight gradients
+take the free slots. Activations, in micro-batches of a whole stage: V-Half floor((p + 2)/2), V-Min
+floor((p + 4)/3). Bubble with t_F = t_Bi = t_W, as a share of a step of m micro-batches: V-Half
+about p/(2 m), V-Min about 2 p/(3 m) in the paper, whose schedules also move operations of the fill
+and the drain forward; this one keeps the blocks' order. V-Min stalls in every block where the three
+times differ. Forbids v != 2.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _half_block(pp: int, rank: Grid) -> tuple[Grid, ...]:
 
 
 def _min_block(pp: int, rank: Grid) -> tuple[Grid, ...]:
-    """Slots of F0, F1, Bi1, Bi0: every step takes one slot; the shift keeps them apart modulo six."""
+    """Slots of F0, F1, Bi1, Bi0: each step takes one; the shift keeps them apart modulo six."""
     shift = 2 if pp % 3 == 0 else 0
     return rank, 2 * pp - 1 - rank, 2 * pp + shift + rank, 4 * pp - 1 + shift - rank
 
@@ -86,7 +87,11 @@ def _first_free(taken: Grid, inputs: Grid) -> Grid:
 
 
 V_HALF = Generator(
-    "v-half", lambda size: _build("v-half", size), two_chunks, splits_backward=True, chunks_per_rank=2
+    "v-half",
+    lambda size: _build("v-half", size),
+    two_chunks,
+    splits_backward=True,
+    chunks_per_rank=2,
 )
 V_MIN = Generator(
     "v-min", lambda size: _build("v-min", size), two_chunks, splits_backward=True, chunks_per_rank=2

@@ -6,9 +6,9 @@ ranks; weight gradients fill the gaps. The rank's own bubble, between its first 
 ZB-H1  (p - 1)(t_F + t_Bi - t_W), activations p micro-batches on every rank
 ZB-H2  (p - 1)(t_F + t_Bi - 2 t_W), activations 2 p - 1 micro-batches on every rank
 
-for m >= p and m >= 2 p - 1. ZB-H2's ranks start and end one after the other: without a barrier between
-steps (the paper checks the gradient norm afterwards) nobody waits; with one, the makespan is longer by
-(p - 1) t_F. Forbids chunks: a rank holds one stage.
+for m >= p and m >= 2 p - 1. ZB-H2's ranks start and end one after the other: without a barrier
+between steps (the paper checks the gradient norm afterwards) nobody waits; with one, the makespan
+is longer by (p - 1) t_F. Forbids chunks: a rank holds one stage.
 """
 
 from __future__ import annotations

@@ -101,9 +101,7 @@ def _blocks(graph: Graph, num_plans: int) -> Iterator[slice]:
     return (slice(at, min(at + size, num_plans)) for at in range(0, num_plans, size))
 
 
-def _run(
-    graph: Graph, costs: StageCosts, seconds: FloatArray, transfer: FloatArray
-) -> FloatArray:
+def _run(graph: Graph, costs: StageCosts, seconds: FloatArray, transfer: FloatArray) -> FloatArray:
     """Start of every node, [M, P]."""
     num_nodes, heads, num_plans = graph.num_nodes, graph.num_heads, len(costs)
     per_class = np.empty((len(seconds), 2, num_plans))
@@ -146,7 +144,7 @@ def _run_one(graph: Graph, spent: FloatArray, state: FloatArray, start: FloatArr
 
 
 def _gathers(graph: Graph, costs: StageCosts) -> tuple[FloatArray, FloatArray]:
-    """Start and end of the parameter gathers, [p, chunks, P]: one after the other, in order of need."""
+    """Start and end of the gathers, [p, chunks, P]: one after the other, in order of need."""
     stage = graph.schedule.stage
     seconds = costs.gather_s.T[stage] if graph.gathers else np.zeros((*stage.shape, len(costs)))
     order = np.argsort(graph.endings.first_forward, axis=1)[:, :, None]
@@ -163,8 +161,8 @@ class _Ends(NamedTuple):
 def _ends(graph: Graph, costs: StageCosts, started: FloatArray, seconds: FloatArray) -> _Ends:
     """The end of the step, and of the gradient reductions: of the chunks in the order they finish.
 
-    With K equal buckets, the first is ready when the last backward is a K-th done, the last at its end:
-    end = max( previous end + R, finish - t (K - 1)/K + R, finish + R/K )
+    With K equal buckets, the first is ready when the last backward is a K-th done, the last at its
+    end: end = max( previous end + R, finish - t (K - 1)/K + R, finish + R/K )
     """
     last = graph.endings.last_backward
     last_of_rank = graph.schedule.first[1:] - 1
@@ -184,6 +182,8 @@ def _ends(graph: Graph, costs: StageCosts, started: FloatArray, seconds: FloatAr
     return _Ends(np.maximum(step, previous.max(axis=0)), Hooks(*_gathers(graph, costs), begin, end))
 
 
-def _finish(graph: Graph, operations: IntArray, started: FloatArray, seconds: FloatArray) -> FloatArray:
+def _finish(
+    graph: Graph, operations: IntArray, started: FloatArray, seconds: FloatArray
+) -> FloatArray:
     node = graph.node[operations]
     return started[node] + seconds[graph.cost_class[node]]

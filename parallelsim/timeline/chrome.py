@@ -1,8 +1,8 @@
 """A replay as a Chrome trace: opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 The trace-event format's JSON object: one process a rank; tracks for computation, transfers to other
-ranks, and data-parallel communication; a counter of activation memory. Times in microseconds, rounded to
-nanoseconds as the viewers do, so that slices of a track never overlap by rounding.
+ranks, and data-parallel communication; a counter of activation memory. Times in microseconds,
+rounded to nanoseconds as the viewers do, so that slices of a track never overlap by rounding.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike
 
 from parallelsim.errors import PlanError
 from parallelsim.timeline.activations import memory_over_time
+from parallelsim.timeline.engine import Replay
 from parallelsim.timeline.operations import BACKWARD, INPUT, KINDS
-from parallelsim.timeline.replay import Replay
 
 Event = dict[str, Any]
 
@@ -53,10 +53,19 @@ def trace(
         events += sends + hooks
         if activation_bytes is not None:
             curve = memory_over_time(replay, rank, activation_bytes, weight_only_bytes, plan)
-            for time, num_bytes in zip(curve.time_s.tolist(), curve.num_bytes.tolist(), strict=True):
+            for time, num_bytes in zip(
+                curve.time_s.tolist(), curve.num_bytes.tolist(), strict=True
+            ):
                 args = {"bytes": num_bytes}
                 events.append(
-                    {"name": "activations", "ph": "C", "ts": _us(time), "pid": rank, "tid": 0, "args": args}
+                    {
+                        "name": "activations",
+                        "ph": "C",
+                        "ts": _us(time),
+                        "pid": rank,
+                        "tid": 0,
+                        "args": args,
+                    }
                 )
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     tracks = sorted({(event["pid"], event["tid"]) for event in events})
@@ -88,7 +97,9 @@ def _us(seconds: float) -> float:
     return round(1e6 * seconds, 3)
 
 
-def _slice(name: str, category: str, rank: int, track: int, span: tuple[float, float], args: Event) -> Event:
+def _slice(
+    name: str, category: str, rank: int, track: int, span: tuple[float, float], args: Event
+) -> Event:
     start, end = _us(span[0]), _us(span[1])
     return {
         "name": name,
