@@ -17,8 +17,7 @@ from parallelsim.cluster import COLLECTIVES, ClusterSpec, CollectiveFit, Tier
 from parallelsim.operators import FloatArray, IntArray
 
 TREE_STEPS_PER_LEVEL = 3.0
-"""Latency steps of a tree all-reduce for each doubling of the nodes, up and down (EQUATIONS_TIME
-A10).
+"""Latency steps of a tree all-reduce for each doubling of the nodes (docs/equations.md T11).
 """
 
 
@@ -64,7 +63,7 @@ class Network:
         """Seconds until every rank holds all ``num_bytes``; 0 for one rank.
 
         t = max( inside the domain, (k - 1)/k S / (r eta B) + alpha (n - 1)/2 over each outer tier )
-        with k instances of the tier below and r ranks in each (A10, B9). ``nic_share``: of the r
+        with k instances of the tier below and r ranks in each (T11). ``nic_share``: of the r
         NICs that a collective keeps busy, at least one.
         """
         return self._hierarchical("all_gather", num_bytes, group, nic_share)

@@ -14,16 +14,16 @@ from parallelsim.plan import PRECISIONS
 WGRAD_RATIO = 1.06
 """Weight-gradient over forward GEMM time: SimuMax's paired shapes, 1.05 (A100) to 1.07 (B200)."""
 FP8_K0_RATIO = 2.6
-"""k0 of an fp8 GEMM over that of a 16-bit one (EQUATIONS_TIME B1)."""
+"""k0 of an fp8 GEMM over that of a 16-bit one (docs/equations.md T1)."""
 FP8_CAST_FACTOR = 0.906
-"""Measured over counted bytes of the casts (EQUATIONS_TIME B3)."""
+"""Measured over counted bytes of the casts (docs/equations.md T4)."""
 UNFUSED_GEMM_EFFICIENCY = 0.55
-"""Share of peak of the batched GEMMs of unfused attention (EQUATIONS_TIME A3)."""
+"""Share of peak of the batched GEMMs of unfused attention (docs/equations.md T3)."""
 UNFUSED_MEMORY_EFFICIENCY = 0.8
 SOFTMAX_BYTES = {"fused": (4.0, 6.0), "fused-dropout": (9.0, 11.0), "eager": (28.0, 28.0)}
-"""Bytes moved for each attention score, forward and backward, without flash attention (A3)."""
+"""Bytes moved for each attention score, forward and backward, without flash attention (T3)."""
 STREAM_EFFICIENCY = 0.75
-"""Share of memory bandwidth of plain streaming kernels, the b of EQUATIONS_TIME part A."""
+"""Share of memory bandwidth of plain streaming kernels, docs/equations.md T4."""
 
 _FP8 = tuple(name.startswith(("fp8", "mxfp8", "nvfp4")) for name in PRECISIONS)
 IS_FP8 = np.array(_FP8)
@@ -86,8 +86,7 @@ def gemm_time(
 ) -> FloatArray:
     """Seconds of one GEMM.
 
-    t = max( 2 (m + m0) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0   (EQUATIONS_TIME
-    A1, B1)
+    t = max( 2 (m + m0) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0   (docs/equations.md T1)
 
     Neglects: tile and wave quantisation (no gain on whole steps), layouts other than the forward's.
     """
@@ -135,8 +134,7 @@ def _flash_attention_time(
     core: AttentionCore,
     steps: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """T = max( F / (P e_d alpha s_l / (s_l + s0)), bytes / (B b_a) ) + t0   (EQUATIONS_TIME A2,
-    B2).
+    """T = max( F / (P e_d alpha s_l / (s_l + s0)), bytes / (B b_a) ) + t0   (docs/equations.md T2).
 
     alpha: this software's kernel over the measured one. Backward: a fixed ratio. Neglects fp8
     attention.
@@ -159,7 +157,7 @@ def _unfused_attention_time(
     *,
     dropout: bool,
 ) -> tuple[FloatArray, FloatArray]:
-    """Two batched GEMMs and the passes over the scores (EQUATIONS_TIME A3).
+    """Two batched GEMMs and the passes over the scores (docs/equations.md T3).
 
     t = 2 max( 2 N d / (0.55 P g), 2 N / (0.8 B) ) + 2 t0 + bytes N / b; twice the GEMMs backward.
     The full square is computed, also for causal masks.

@@ -60,12 +60,12 @@ from parallelsim.savedtensors import embedding_bytes, gathered_bytes, layer_save
 
 GRADIENT_ACCUMULATION_BYTES = (10.0, 6.0)
 """Moved for each parameter and micro-batch where weight gradients are added outside the GEMM, with
-fp32 and with 16-bit gradients (A5)."""
+fp32 and with 16-bit gradients (T5)."""
 GRADIENT_ACCUMULATION_SHARE = 0.9
-"""Of those bytes that the clock shows (A5)."""
+"""Of those bytes that the clock shows (T5)."""
 FP32_GRADIENTS = code("grad_dtype", "fp32")
 LOSS_FORWARD_SHARE = 0.4
-"""Of the passes over the logits (A8)."""
+"""Of the passes over the logits (T8)."""
 SELECTIVE = code("recompute", "selective")
 
 
@@ -207,7 +207,7 @@ def host_stalls(
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds that one layer's GPU work waits for its launches, forward and backward.
 
-    stall = (gpu^p + cpu^p)^(1/p) - gpu, cpu = c (1 + a [tp > 1] + b [cp > 1])   (EQUATIONS_TIME B6)
+    stall = (gpu^p + cpu^p)^(1/p) - gpu, cpu = c (1 + a [tp > 1] + b [cp > 1])   (docs/equations.md T6)
     """
     host = framework.host
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
@@ -230,7 +230,7 @@ def edge_costs(
 
     head = logits GEMM (T, V/tp, h) forward and backward in 16 bits + kappa passes over 4 T V/tp
     bytes + exposed collectives; embedding = 4 T h bytes and a reduce-scatter forward, 10 T h
-    backward (EQUATIONS_TIME A8, B7)
+    backward (docs/equations.md T8)
     """
     accelerator, compute = network.cluster.accelerator, framework.compute
     rates = gemm_rates(accelerator, framework)

@@ -16,12 +16,12 @@ from parallelsim.operators import FloatArray, IntArray, OperatorKeys, kv_width
 from parallelsim.plan import code
 
 RING_HOP_S = 20e-6
-"""Launch and synchronisation of one step of the context-parallel ring (EQUATIONS_TIME B5)."""
+"""Launch and synchronisation of one step of the context-parallel ring (docs/equations.md T10)."""
 TP_NIC_SHARE = 0.70
-"""Of a node's NICs that tensor-parallel collectives keep busy: they are small (A10)."""
+"""Of a node's NICs that tensor-parallel collectives keep busy: they are small (T11)."""
 BACKWARD_SHARE = 0.66
 FORWARD_SHARE = 0.33
-"""Of a micro-batch's time on a stage: what gradients and parameters can hide behind (B10)."""
+"""Of a micro-batch's time on a stage: what gradients and parameters can hide behind (T13)."""
 
 P2P = code("cp_comm_type", "p2p")
 A2A = code("cp_comm_type", "a2a")
@@ -42,7 +42,7 @@ def tensor_parallel_exposed(
     With sequence parallelism 2 all-gathers and 2 reduce-scatters forward, 3 and 2 backward (one
     gather is redone for the weight gradient); without, 2 all-reduces each way; half of each where
     attention and MLP run in parallel. S = 2 T h bytes, half in fp8 gathers. A constant share is
-    exposed (B4, A9).
+    exposed (T9).
     """
     group = network.group(keys.tp, np.ones(len(keys.tp)))
     tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
@@ -62,7 +62,7 @@ def head_tensor_parallel_exposed(
     model: ModelSpec, overlap: OverlapFacts, network: Network, keys: OperatorKeys
 ) -> FloatArray:
     """Collectives around the output matrix: 2 gathers and a reduce-scatter, half of them hidden
-    (B7).
+    (T8).
     """
     group = network.group(keys.tp, np.ones(len(keys.tp)))
     tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
@@ -82,7 +82,7 @@ def context_parallel_exposed(
     """Exchange of keys and values (or heads) between the context-parallel ranks of one layer.
 
     p2p ring: r = (cp - 1) (4 T k/tp / B + 20 us) forward, twice the bytes backward; hidden behind
-    the attention of (cp - 1)/cp of the steps, but a share of r always shows (B5).
+    the attention of (cp - 1)/cp of the steps, but a share of r always shows (T10).
     all-gather: keys and values gathered forward and backward, gradients reduce-scattered; not
     hidden. a2a: Q, K, V and the output re-sharded from sequence to heads and back, forward and
     backward; not hidden.
@@ -122,7 +122,7 @@ def pipeline_transfer_time(
     = 1.
 
     t = t0 + S (x / B_network + (1 - x) / B_link), x the share of boundaries that leave a domain
-    (A11, B8)
+    (T12)
     """
     stride = num_gpus / pp
     domain = float(network.cluster.domain_size)
@@ -152,7 +152,7 @@ def data_parallel_exposed(
     """Seconds of gradient reduction and parameter gathering that a step pays for.
 
     exposed = max(t - eta share w tau, floor t) for each collective, t itself without overlap
-    (B10)
+    (T13)
 
     ZeRO 0: one all-reduce of the gradients. ZeRO 1: one reduce-scatter, one all-gather of the
     parameters. ZeRO 2: a reduce-scatter for each micro-batch. ZeRO 3: two gathers for each

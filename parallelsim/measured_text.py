@@ -16,7 +16,7 @@ from parallelsim.plan import GRAD_DTYPES
 
 FLASH_ATTENTION_1_EFFICIENCY = 0.60
 """FlashAttention-1 over FlashAttention-2 kernels: arXiv:2307.08691 section 4.1 states about 2
-times on A100; fitted on published A100 runs (EQUATIONS_TIME A2)."""
+times on A100; fitted on published A100 runs (docs/equations.md T2)."""
 
 _SWITCHES: Mapping[str, re.Pattern[str]] = {
     "tp_comm_overlap": re.compile(r"\b(?:ub_)?tp_comm_overlap\s*=\s*(true|false|1|0)\b", re.I),

@@ -1,4 +1,4 @@
-"""Peak memory of a pipeline stage, term by term (EQUATIONS_MEMORY).
+"""Peak memory of a pipeline stage, term by term (docs/equations.md M).
 
 M_i = S_i + max( (1 + phi) D_i , T_i ) + C0
 D_i = F_i (saved tensors of the stage) + F_i E_i + max( X_i , R_i + B_i ) + G

@@ -132,7 +132,7 @@ def memory_bound_bytes(
     forward  T h (20, or 22 with dropout)/sp + T f/tp (6 gated | 4) + RoPE
     backward T h (22, or 24 with dropout)/sp + T f/tp (10 gated | 6) + RoPE
     RoPE     4 T (q + k)/tp, and 8 T q/tp (cp - 1) forward, 6 T q/tp (cp - 1) backward to merge the
-             partial outputs of a ring (EQUATIONS_TIME A4, B3)
+             partial outputs of a ring (docs/equations.md T4)
     An unfused RMSNorm adds 2 T h (44 | 72)/sp. Four norms a layer add half of the norms' share
     again.
     """
@@ -165,7 +165,7 @@ def fp8_cast_bytes(
 
     forward  4 T q/tp + [gathers in 16 bit and tp > 1] 4 T h + [current scaling] 2 T (2 h/sp + q/tp
     + f/tp) backward 4 T (f1 + qkv)/tp + 8 T h/sp + [the same] 4 T h + [current] 2 T (2 h/sp + (f1
-    + qkv)/tp) with f1 = 2 f if gated, else f (EQUATIONS_TIME B3). ``current`` is 1.0 where amax is
+    + qkv)/tp) with f1 = 2 f if gated, else f (docs/equations.md T4). ``current`` is 1.0 where amax is
     found on the fly.
     """
     tokens, tp = keys.tokens(model), keys.tp.astype(np.float64)

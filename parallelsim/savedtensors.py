@@ -2,7 +2,7 @@
 rank.
 
 Bytes for each token and layer after Korthikanti et al., arXiv:2205.05198, section 4, extended to
-grouped queries, gated MLPs and flash attention (EQUATIONS_MEMORY). sigma = 1/tp with sequence
+grouped queries, gated MLPs and flash attention (docs/equations.md M). sigma = 1/tp with sequence
 parallelism, else 1.
 """
 

@@ -78,7 +78,7 @@ class StepBreakdown:
 def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSeconds:
     """Seconds of one micro-batch on each stage class.
 
-    tau_i = l_i t_layer + r_i t_forward + embedding on the first + head on the last (A11). Neglects:
+    tau_i = l_i t_layer + r_i t_forward + embedding on the first + head on the last (T12). Neglects:
     clock throttling, jitter.
     """
     layer_s, forward_s = table.layer_total_s[rows], table.layer.forward_s[rows]
@@ -209,7 +209,7 @@ def _transfers(
 ) -> FloatArray:
     """Exposed transfers between stages, seconds.
 
-    2 v for each micro-batch (the exposed share), and 2 (p - 1) to fill and drain (A11, B8).
+    2 v for each micro-batch (the exposed share), and 2 (p - 1) to fill and drain (T12).
     """
     overlap = table.framework.overlap
     num_bytes = table.edge.checkpoint_bytes[rows]
@@ -227,7 +227,7 @@ def optimizer_time(
     table: CostTable, parameters: FloatArray, shards: FloatArray, zero: IntArray, fp8: FloatArray
 ) -> FloatArray:
     """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8) N) bytes at the bandwidth it reaches
-    (B12).
+    (T14).
     """
     accelerator = table.cluster.accelerator
     rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
