@@ -213,6 +213,7 @@ def _plan(
     switches = _switches(facts, framework, defaults, assumed)
     switches["tp_comm_overlap"] &= sequence_parallel
     switches["overlap_param_gather"] &= zero > 0
+    switches["overlap_grad_reduce"] &= zero == 0 or defaults.overlap_with_zero
     switches["cuda_graphs"] &= recompute != "full"
     fields: dict[str, Any] = degrees | switches
     plan = Plan(

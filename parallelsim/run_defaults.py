@@ -30,6 +30,8 @@ class RunDefaults:
     tp_comm_overlap: bool = False
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
+    overlap_with_zero: bool = True
+    """The gradient reduction is overlapped with a sharded optimizer too."""
     cross_entropy_fusion: bool = False
     dropout: float = 0.0
     """Of models without gated MLP; gated ones are trained without."""
@@ -109,6 +111,7 @@ DEFAULTS: Mapping[str, RunDefaults] = {
         ),
         recomputes=("none", "full"),
         overlap_grad_reduce=True,
+        overlap_with_zero=False,
         layer_split="by-cost",
     ),
     "internevo": RunDefaults(
