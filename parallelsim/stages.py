@@ -39,8 +39,7 @@ def stage_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
         rest = num_layers - plans.first_stage_layers - plans.last_stage_layers
         first = np.where(uneven, plans.first_stage_layers, first)
         last = np.where(uneven, plans.last_stage_layers, last)
-        # The fullest middle stage counts: it sets the pace and the peak.
-        middle = np.where(uneven, np.ceil(rest / np.maximum(pp - 2, 1.0)), middle)
+        middle = np.where(uneven, rest / np.maximum(pp - 2, 1.0), middle)
     return StageLayers(
         np.where(plans.pp > 1, first, float(num_layers)),
         np.where(plans.pp > 2, middle, 0.0),

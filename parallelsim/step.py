@@ -85,15 +85,16 @@ def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSe
     edge, is_single = table.edge, columns.is_single
     head, head_forward = edge.head_s[rows], edge.head_forward_s[rows]
     layers, again = columns.layers, columns.recomputed
+    middle = np.ceil(layers.middle)  # where they are not equal, the fullest one sets the pace
     first = layers.first * layer_s + again.first * forward_s
     last = layers.last * layer_s + again.last * forward_s
     forward_first = layers.first * forward_s + edge.embedding_forward_s[rows]
     return StageSeconds(
         first=first + (edge.embedding_s[rows] + head * is_single),
-        middle=layers.middle * layer_s + again.middle * forward_s,
+        middle=middle * layer_s + again.middle * forward_s,
         last=last + (head - head * is_single),
         forward_first=forward_first + head_forward * is_single,
-        forward_middle=layers.middle * forward_s,
+        forward_middle=middle * forward_s,
         forward_last=layers.last * forward_s + (head_forward - head_forward * is_single),
     )
 
@@ -110,7 +111,8 @@ def step_breakdown(
     def of_slowest(first: FloatArray, middle: FloatArray | float, last: FloatArray) -> FloatArray:
         return np.where(on_first, first, np.where(on_last, last, middle))
 
-    layers, layer = of_slowest(*columns.layers) * m, table.layer
+    first, middle, last = columns.layers
+    layers, layer = of_slowest(first, np.ceil(middle), last) * m, table.layer
     head = table.edge.head_s[rows]
     edge_first = table.edge.embedding_s[rows] + head * columns.is_single
     again = of_slowest(*columns.recomputed) * m * layer.forward_s[rows]
