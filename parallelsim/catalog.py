@@ -2,6 +2,9 @@
 
 A path is anything with a ``/`` or with the suffix .yaml, .yml or .json, and whatever exists and is
 no name of the catalogue; all else is a name of the catalogue that is installed with the program.
+
+Files at a path are checked with pydantic before they are built. Those of the catalogue are checked
+by the tests and built at once: pydantic alone would take a quarter of a cold start.
 """
 
 from __future__ import annotations
@@ -11,12 +14,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from parallelsim.cluster import AcceleratorSpec, ClusterSpec
 from parallelsim.errors import SpecError, UnknownNameError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import Block, Layer, ModelSpec
+from parallelsim.schemas_build import (
+    build_accelerator,
+    build_cluster,
+    build_framework,
+    build_model,
+)
 from parallelsim.yaml_io import in_file, parse_yaml, read_json, read_yaml, shown
 
 _MODEL_FIELDS = ("hidden_size", "vocab_size", "max_seq_length", "tied_embeddings")
@@ -69,9 +79,7 @@ def load_model(
     if _is_path(text, model_names()):
         model = _model_from_path(text)
     else:
-        from parallelsim.schemas_model import model_from_document
-
-        model = model_from_document(*_catalogue_document("model", text, "parallelsim.models"))
+        model = build_model(*_catalogue_document("model", text, "parallelsim.models"))
     return _overridden(model, overrides) if overrides else model
 
 
@@ -90,12 +98,14 @@ def load_cluster(
     Raises:
         UnknownNameError, SpecError, OutputError: as for :func:`load_model`.
     """
-    from parallelsim.schemas_cluster import cluster_from_document
+    text = os.fspath(name_or_path)
+    if _is_path(text, cluster_names()):
+        from parallelsim.schemas_cluster import checked_cluster
 
-    data, file = _document("cluster", os.fspath(name_or_path), "parallelsim.clusters")
-    cluster = cluster_from_document(
-        data, file, load_accelerator=load_accelerator, nic_gbit_per_s=nic_gbit_per_s
-    )
+        data = checked_cluster(read_yaml(text), text)
+    else:
+        data, _ = _catalogue_document("cluster", text, "parallelsim.clusters")
+    cluster = build_cluster(data, load_accelerator=load_accelerator, nic_gbit_per_s=nic_gbit_per_s)
     return cluster if num_gpus is None else cluster.with_num_gpus(num_gpus)
 
 
@@ -105,10 +115,8 @@ def load_accelerator(name: str) -> AcceleratorSpec:
     Raises:
         UnknownNameError: no such name.
     """
-    from parallelsim.schemas_cluster import accelerator_from_document
-
-    data, file = _catalogue_document("accelerator", name, "parallelsim.clusters", "accelerators")
-    return accelerator_from_document(data, file)
+    data, _ = _catalogue_document("accelerator", name, "parallelsim.clusters", "accelerators")
+    return build_accelerator(data)
 
 
 def load_framework(name_or_path: str | os.PathLike[str]) -> FrameworkSpec:
@@ -117,39 +125,41 @@ def load_framework(name_or_path: str | os.PathLike[str]) -> FrameworkSpec:
     Raises:
         UnknownNameError, SpecError, OutputError: as for :func:`load_model`.
     """
-    from parallelsim.schemas_framework import framework_from_document
+    text = os.fspath(name_or_path)
+    if _is_path(text, framework_names()):
+        from parallelsim.schemas_framework import checked_framework
 
-    data, file = _document("framework", os.fspath(name_or_path), "parallelsim.frameworks")
-    return framework_from_document(data, file)
+        data = checked_framework(read_yaml(text), text)
+    else:
+        data, _ = _catalogue_document("framework", text, "parallelsim.frameworks")
+    return build_framework(data)
 
 
 @cache
 def _names(package: str, folder: str = "") -> tuple[str, ...]:
-    from importlib.resources import files
-
-    root = files(package).joinpath(folder) if folder else files(package)
-    names = (entry.name for entry in root.iterdir())
+    names = os.listdir(_folder(package, folder))
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def _folder(package: str, folder: str) -> str:
+    """Where a package keeps its files.
+
+    Wheels and editable installs are both folders; importlib.resources would also read zip files,
+    but takes a tenth of importing NumPy to load.
+    """
+    return os.path.join(import_module(package).__path__[0], folder)
 
 
 def _catalogue_document(
     kind: str, name: str, package: str, folder: str = ""
 ) -> tuple[dict[str, Any], str]:
     """The mapping of a catalogue file and the name to use for it in errors."""
-    from importlib.resources import files
-
     known = _names(package, folder)
     if name not in known:
         raise UnknownNameError(kind, name[:200], known)
-    root = files(package).joinpath(folder) if folder else files(package)
     file = f"{name}.yaml"
-    return parse_yaml(root.joinpath(file).read_text(encoding="utf-8"), file), file
-
-
-def _document(kind: str, text: str, package: str) -> tuple[dict[str, Any], str]:
-    if _is_path(text, _names(package)):
-        return read_yaml(text), text
-    return _catalogue_document(kind, text, package)
+    with open(os.path.join(_folder(package, folder), file), encoding="utf-8") as stream:
+        return parse_yaml(stream.read(), file), file
 
 
 def _is_path(text: str, names: tuple[str, ...]) -> bool:
@@ -174,9 +184,9 @@ def _model_from_path(text: str) -> ModelSpec:
             return model_from_config(data, name if name and name.isprintable() else "model")
         except SpecError as error:
             raise in_file(error, config) from None
-    from parallelsim.schemas_model import model_from_document
+    from parallelsim.schemas_model import checked_model
 
-    return model_from_document(read_yaml(text), text)
+    return build_model(checked_model(read_yaml(text), text), text)
 
 
 def _overridden(model: ModelSpec, overrides: Mapping[str, int | bool | str]) -> ModelSpec:

@@ -6,7 +6,6 @@ which the program reports as wrong usage (exit code 2).
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -113,6 +112,8 @@ def _as_bad_parameter() -> Iterator[None]:
 
 def _nearest(name: str, known: list[str]) -> str:
     """'did you mean ...?' for a misspelt name, else the list of what there is."""
+    import difflib
+
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     return f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
 

@@ -16,7 +16,6 @@ Messages are one line: what is wrong, where, and what to do. The program prints 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -40,6 +39,8 @@ class UnknownNameError(SpecError):
     """A catalogue name that does not exist, with the nearest ones that do."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        import difflib
+
         names = sorted(known)
         near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else f"see 'parallelsim {kind}s'"

@@ -1,5 +1,5 @@
 """What a framework file may hold: the fields of :class:`FrameworkSpec`, group by group, with
-sources.
+sources. The check in front of ``schemas_build``.
 """
 
 from __future__ import annotations
@@ -11,25 +11,12 @@ from typing import Any, get_type_hints
 from pydantic import create_model
 
 from parallelsim.errors import SpecError
-from parallelsim.framework import (
-    Capabilities,
-    ComputeFacts,
-    FrameworkSpec,
-    HostFacts,
-    MemoryFacts,
-    OverlapFacts,
-)
+from parallelsim.framework import FrameworkSpec
 from parallelsim.plan import CP_COMM_TYPES, GRAD_DTYPES, LAYOUTS, PRECISIONS, SCHEDULES
-from parallelsim.schemas_model import StrictModel, validated
+from parallelsim.schemas_build import FRAMEWORK_GROUPS
+from parallelsim.schemas_model import OPTIONAL, StrictModel, validated
 from parallelsim.yaml_io import require_sources, shown_file
 
-_GROUPS = {
-    "capabilities": Capabilities,
-    "compute": ComputeFacts,
-    "host": HostFacts,
-    "overlap": OverlapFacts,
-    "memory": MemoryFacts,
-}
 _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "schedules": SCHEDULES,
     "zero_stages": (0, 1, 2, 3),
@@ -46,7 +33,7 @@ def _schema(name: str, group: type) -> type[StrictModel]:
     source.
     """
     hints = get_type_hints(group)
-    members: dict[str, Any] = {"source": (str | None, None)}
+    members: dict[str, Any] = {"source": (str | None, OPTIONAL)}
     for field in fields(group):
         kind = hints[field.name]
         text = str(kind)
@@ -60,24 +47,20 @@ def _schema(name: str, group: type) -> type[StrictModel]:
     return create_model(name, __base__=StrictModel, **members)
 
 
-def framework_from_document(data: dict[str, Any], file: str) -> FrameworkSpec:
-    """The framework that a file's mapping describes.
+def checked_framework(data: dict[str, Any], file: str) -> dict[str, Any]:
+    """The mapping itself, where a framework file may hold it.
 
     Raises:
         SpecError: unknown, missing or malformed keys, negative numbers, values that no plan field
-        has,
-            numbers without source.
+            has, numbers without source.
     """
-    document = validated(_schema("framework", FrameworkSpec), data, file)
+    validated(_schema("framework", FrameworkSpec), data, file)
     require_sources(data, file)
-    values = document.model_dump(exclude={"source"})
-    for name, group in _GROUPS.items():
-        members = {key: value for key, value in values[name].items() if key != "source"}
-        for key, value in members.items():
-            _check(key, value, file, f"{name}.{key}")
-        frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in members.items()}
-        values[name] = group(**frozen)
-    return FrameworkSpec(**values)
+    for name in FRAMEWORK_GROUPS:
+        for key, value in data[name].items():
+            if key != "source":
+                _check(key, value, file, f"{name}.{key}")
+    return data
 
 
 def _check(key: str, value: Any, file: str, where: str) -> None:

@@ -1,7 +1,8 @@
-"""What a model file may hold, and the :class:`ModelSpec` that it describes.
+"""What a model file may hold: the check in front of ``schemas_build`` for files of users.
 
 pydantic checks names and types, :class:`ModelSpec` checks ranges; both failures are one line that
-names the file, the key and what was expected.
+names the file, the key and what was expected. A check returns the mapping as it was. Keys that may
+be left out are :data:`OPTIONAL` here; their values are the dataclasses' defaults.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from parallelsim.errors import SpecError
-from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
-from parallelsim.yaml_io import in_file, require_sources, shown, shown_file, shown_key
+from parallelsim.yaml_io import require_sources, shown, shown_file, shown_key
+
+OPTIONAL: Any = None
+"""Marks a key that may be left out; what it then means is the builder's business."""
 
 
 class StrictModel(BaseModel):
@@ -33,11 +36,11 @@ class AttentionFile(StrictModel):
     num_attention_heads: int
     num_query_groups: int
     head_dim: int
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    causal: bool = True
-    window: int | None = None
+    qkv_bias: bool = OPTIONAL
+    output_bias: bool = OPTIONAL
+    qk_norm: bool = OPTIONAL
+    causal: bool = OPTIONAL
+    window: int | None = OPTIONAL
 
 
 class MLPFile(StrictModel):
@@ -46,7 +49,7 @@ class MLPFile(StrictModel):
     ffn_hidden_size: int
     gated: bool
     activation: Literal["silu", "gelu", "squared-relu"]
-    bias: bool = False
+    bias: bool = OPTIONAL
 
 
 class LayerFile(StrictModel):
@@ -54,8 +57,8 @@ class LayerFile(StrictModel):
 
     attention: AttentionFile
     mlp: MLPFile
-    num_norms: int = 2
-    parallel: bool = False
+    num_norms: int = OPTIONAL
+    parallel: bool = OPTIONAL
 
 
 class BlockFile(StrictModel):
@@ -68,39 +71,39 @@ class BlockFile(StrictModel):
 class ArchitectureFile(StrictModel):
     """The network: all that decides the parameter count."""
 
-    source: str | None = None
+    source: str | None = OPTIONAL
     hidden_size: int
     vocab_size: int
     max_seq_length: int
     position_embedding: Literal["rope", "learned", "alibi", "none"]
     norm: Literal["rmsnorm", "layernorm"]
     tied_embeddings: bool
-    rotary_base: float = Field(default=10_000.0, ge=1, le=1e12)
-    rotary_percent: float = Field(default=1.0, gt=0, le=1)
-    norm_bias: bool = False
-    embedding_norm: bool = False
-    final_norm: bool = True
-    num_token_types: int = Field(default=0, ge=0, le=1000)
-    output_bias: bool = False
-    head_transform: bool = False
-    pooler: bool = False
+    rotary_base: float = Field(default=OPTIONAL, ge=1, le=1e12)
+    rotary_percent: float = Field(default=OPTIONAL, gt=0, le=1)
+    norm_bias: bool = OPTIONAL
+    embedding_norm: bool = OPTIONAL
+    final_norm: bool = OPTIONAL
+    num_token_types: int = Field(default=OPTIONAL, ge=0, le=1000)
+    output_bias: bool = OPTIONAL
+    head_transform: bool = OPTIONAL
+    pooler: bool = OPTIONAL
     blocks: list[BlockFile] = Field(min_length=1, max_length=1000)
 
 
 class TrainingFile(StrictModel):
     """How it was trained; ``global_batch_tokens`` is left out where no source states it."""
 
-    source: str | None = None
+    source: str | None = OPTIONAL
     seq_length: int = Field(ge=1)
-    global_batch_tokens: int | None = Field(default=None, ge=1)
-    hidden_dropout: float = Field(default=0.0, ge=0, lt=1)
-    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    global_batch_tokens: int | None = Field(default=OPTIONAL, ge=1)
+    hidden_dropout: float = Field(default=OPTIONAL, ge=0, lt=1)
+    attention_dropout: float = Field(default=OPTIONAL, ge=0, lt=1)
 
 
 class PublishedFile(StrictModel):
     """The parameter count of a source; where exact, the architecture must count the same."""
 
-    source: str | None = None
+    source: str | None = OPTIONAL
     value: int = Field(ge=1)
     exact: bool
 
@@ -109,47 +112,26 @@ class ModelFile(StrictModel):
     """A whole model file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")
-    title: str = ""
-    source: str | None = None
+    title: str = OPTIONAL
+    source: str | None = OPTIONAL
     architecture: ArchitectureFile
     training: TrainingFile
-    published_parameters: PublishedFile | None = None
+    published_parameters: PublishedFile | None = OPTIONAL
 
 
-def model_from_document(data: dict[str, Any], file: str) -> ModelSpec:
-    """The model that a file's mapping describes.
+def checked_model(data: dict[str, Any], file: str) -> dict[str, Any]:
+    """The mapping itself, where a model file may hold it.
 
     Raises:
-        SpecError: unknown, missing or malformed keys; numbers without source; sizes out of range;
-            an architecture that does not count the exact published number of parameters.
+        SpecError: unknown, missing or malformed keys; numbers without source.
     """
-    document = validated(ModelFile, data, file)
+    validated(ModelFile, data, file)
     require_sources(data, file)
-    architecture, training = document.architecture, document.training
-    shared = architecture.model_dump(exclude={"source", "blocks"})
-    try:
-        model = ModelSpec(
-            name=document.name,
-            seq_length=training.seq_length,
-            default_global_batch_tokens=training.global_batch_tokens or 0,
-            blocks=tuple(_block(block) for block in architecture.blocks),
-            hidden_dropout=training.hidden_dropout,
-            attention_dropout=training.attention_dropout,
-            **shared,
-        )
-    except SpecError as error:
-        raise in_file(error, file) from None
-    published = document.published_parameters
-    if published is not None and published.exact and published.value != model.num_parameters:
-        message = (
-            f"the architecture counts {model.num_parameters}, the file states {published.value}"
-        )
-        raise SpecError(message, file=shown_file(file), key="published_parameters.value")
-    return model
+    return data
 
 
 def validated(schema: type[Schema], data: dict[str, Any], file: str) -> Schema:
-    """``data`` as an instance of ``schema``.
+    """``data`` as an instance of ``schema``, for checks of keys against each other.
 
     Raises:
         SpecError: the first key that is wrong, what it holds and what was expected.
@@ -159,10 +141,10 @@ def validated(schema: type[Schema], data: dict[str, Any], file: str) -> Schema:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=True)[0]
         where = shown_key(first["loc"])
-        raise SpecError(_problem(dict(first), schema), file=shown_file(file), key=where) from None
+        raise SpecError(_problem(dict(first)), file=shown_file(file), key=where) from None
 
 
-def _problem(error: dict[str, Any], schema: type[BaseModel]) -> str:
+def _problem(error: dict[str, Any]) -> str:
     kind = error["type"]
     if kind == "missing":
         return "this key is missing"
@@ -186,20 +168,3 @@ _EXPECTED = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
 }
-
-
-def _block(block: BlockFile) -> Block:
-    return Block(block.repeat, tuple(_layer(layer) for layer in block.layers))
-
-
-def _layer(layer: LayerFile) -> Layer:
-    attention, mlp = layer.attention, layer.mlp
-    return Layer(
-        attention=Attention(
-            num_heads=attention.num_attention_heads,
-            **attention.model_dump(exclude={"num_attention_heads"}),
-        ),
-        mlp=MLP(**mlp.model_dump()),
-        num_norms=layer.num_norms,
-        parallel=layer.parallel,
-    )

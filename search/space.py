@@ -135,9 +135,8 @@ class SearchSpace:
 
     def shapes(self) -> PlanBatch:
         """A small batch with every combination of the fields that operator shapes depend on."""
-        rows = np.unique(
-            np.concatenate([self._shared_table(pp) for pp in self._degrees["pp"]]), axis=0
-        )
+        rows = np.concatenate([self._shared_table(pp) for pp in self._degrees["pp"]])
+        rows = np.array(sorted(set(map(tuple, rows.tolist()))), np.int64).reshape(-1, len(_SHARED))
         columns: dict[str, object] = {
             name: np.tile(rows[:, i], 2) for i, name in enumerate(_SHARED)
         }

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from parallelsim.catalog import cluster_names, load_accelerator, load_cluster
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import ParallelSimError, SpecError, UnknownNameError
-from parallelsim.schemas_cluster import ADDED_NIC_EFFICIENCY, cluster_from_document
+from parallelsim.schemas_build import ADDED_NIC_EFFICIENCY, build_cluster
+from parallelsim.schemas_cluster import checked_cluster
 from parallelsim.yaml_io import dump_yaml
 
 NAMES = {
@@ -54,8 +55,10 @@ def document() -> dict[str, Any]:
 
 
 def loaded(data: dict[str, Any], nic_gbit_per_s: float | None = None) -> ClusterSpec:
-    return cluster_from_document(
-        data, "mine.yaml", load_accelerator=load_accelerator, nic_gbit_per_s=nic_gbit_per_s
+    return build_cluster(
+        checked_cluster(data, "mine.yaml"),
+        load_accelerator=load_accelerator,
+        nic_gbit_per_s=nic_gbit_per_s,
     )
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from parallelsim.catalog import OVERRIDES, load_model, model_names
 from parallelsim.errors import OutputError, ParallelSimError, SpecError, UnknownNameError
 from parallelsim.model import LIMITS
-from parallelsim.schemas_model import model_from_document
+from parallelsim.schemas_build import build_model
+from parallelsim.schemas_model import checked_model
 from parallelsim.yaml_io import dump_yaml, parse_yaml
 
 EXACT = {
@@ -60,6 +61,10 @@ def attempt(call, *arguments):
         line = str(error)
     assert line.isprintable()
     return None
+
+
+def loaded(data, file="f"):
+    return build_model(checked_model(data, file), file)
 
 
 def document(name):
@@ -112,16 +117,16 @@ def test_training_defaults_are_those_of_the_source(name, seq_length, tokens):
 def test_nothing_in_the_file_but_the_architecture_decides_the_count():
     data = document("llama3-8b")
     del data["published_parameters"]
-    assert model_from_document(data, "f").num_parameters == EXACT["llama3-8b"]
+    assert loaded(data).num_parameters == EXACT["llama3-8b"]
     data["architecture"]["blocks"][0]["repeat"] = 31
-    assert model_from_document(data, "f").num_parameters < EXACT["llama3-8b"]
+    assert loaded(data).num_parameters < EXACT["llama3-8b"]
 
 
 def test_a_file_that_contradicts_its_published_count_is_refused():
     data = document("llama3-8b")
     data["architecture"]["blocks"][0]["repeat"] = 31
     with pytest.raises(SpecError, match="the architecture counts 7812149248"):
-        model_from_document(data, "f")
+        loaded(data)
 
 
 def test_gemma_alternates_local_and_global_layers():
@@ -195,7 +200,7 @@ ATTENTION = ("architecture", "blocks", 0, "layers", 0, "attention")
 )
 def test_a_wrong_file_is_refused_by_key(path, value, message):
     with pytest.raises(SpecError) as caught:
-        model_from_document(set_key(LLAMA, path, value), "f.yaml")
+        loaded(set_key(LLAMA, path, value), "f.yaml")
     assert str(caught.value).startswith("f.yaml: ")
     assert message in str(caught.value)
 
@@ -205,7 +210,7 @@ def test_huge_models_are_refused():
     data["architecture"]["blocks"][0]["repeat"] = 10_000
     data["architecture"]["blocks"][0]["layers"][0]["mlp"]["ffn_hidden_size"] = 10**7
     with pytest.raises(SpecError, match="parameters; at most 1e"):
-        model_from_document(data, "f")
+        loaded(data)
 
 
 def paths(data, prefix=()):
@@ -233,7 +238,7 @@ def test_mutated_documents_load_or_are_refused(data):
     for _ in range(data.draw(st.integers(1, 3))):
         path = data.draw(st.sampled_from(list(paths(mutated))))
         mutated = set_key(mutated, path, data.draw(junk))
-    model = attempt(model_from_document, mutated, "f")
+    model = attempt(loaded, mutated)
     assert model is None or model.num_parameters > 0
 
 
@@ -248,7 +253,7 @@ TEXT = dump_yaml(LLAMA)
 )
 def test_mutated_text_loads_or_is_refused(at, length, inserted):
     text = TEXT[:at] + inserted + TEXT[at + length :]
-    model = attempt(lambda: model_from_document(parse_yaml(text, "f"), "f"))
+    model = attempt(lambda: loaded(parse_yaml(text, "f")))
     assert model is None or model.num_parameters > 0
 
 
