@@ -196,7 +196,7 @@ def test_kernels_of_the_row_replace_those_of_the_framework(tmp_path: Path) -> No
         tmp_path, framework="deepspeed", flash_attention="fa1", gpu="a100-80gb-sxm"
     ).framework
     assert fa1.compute.flash_attention
-    assert fa1.compute.attention_efficiency["ampere"] == pytest.approx(0.6)
+    assert fa1.compute.attention_efficiency["ampere"] == pytest.approx(0.66 * 0.75)
     norm = case(
         tmp_path, framework="deepspeed", notes="kernel=flash_attention2 + RMS kernel"
     ).framework
