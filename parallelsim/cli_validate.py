@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: shares and counts under full names."
 )
-@click.option("--force", is_flag=True, help="Overwrite the output file.")
+@click.option(
+    "--plot",
+    "plot_file",
+    metavar="OUT.html|png",
+    help="Plot predictions against measurements (needs matplotlib).",
+)
+@click.option("--force", is_flag=True, help="Overwrite the output files.")
 def validate(
     tables: tuple[str, ...],
     framework: str | None,
     rows_file: str | None,
     as_json: bool,
+    plot_file: str | None,
     force: bool,
 ) -> None:
     """Compare predictions with measured runs: step time, peak memory, failures, rankings.
@@ -36,9 +43,15 @@ def validate(
     from parallelsim.report import accuracy
     from parallelsim.validation import validate as run_validation
 
+    if plot_file:
+        _check_plot(plot_file, force)
     validation = run_validation(tables, framework)
     if rows_file:
-        _write(rows_file, accuracy.rows_csv(validation), force)
+        _write(rows_file, accuracy.rows_csv(validation).encode(), force)
+    if plot_file:
+        from parallelsim.report.scatter import scatter
+
+        _write(plot_file, scatter(validation, plot_file.rpartition(".")[2].lower()), force)
     if as_json:
         from parallelsim.report.documents import json_text
 
@@ -47,8 +60,26 @@ def validate(
     _print(validation)
 
 
-def _write(path: str, text: str, force: bool) -> None:
-    """Write the rows, without overwriting unasked.
+def _check_plot(path: str, force: bool) -> None:
+    """Refuse, before the work, a plot that cannot be made.
+
+    Raises:
+        OutputError: another kind of file, no matplotlib, or a file that may not be written.
+    """
+    from importlib.util import find_spec
+
+    from parallelsim.errors import OutputError
+    from parallelsim.planfile import check_writable
+
+    if not path.lower().endswith((".html", ".png")):
+        raise OutputError(f"--plot {path}: expected a name that ends in .html or .png")
+    check_writable(path, force=force)
+    if find_spec("matplotlib") is None:
+        raise OutputError("--plot needs matplotlib: pip install 'parallelsim[plot]'")
+
+
+def _write(path: str, content: bytes, force: bool) -> None:
+    """Write a file, without overwriting unasked.
 
     Raises:
         OutputError: it exists, or cannot be written.
@@ -56,8 +87,8 @@ def _write(path: str, text: str, force: bool) -> None:
     from parallelsim.errors import OutputError
 
     try:
-        with open(path, "w" if force else "x", encoding="utf-8", newline="") as stream:
-            stream.write(text)
+        with open(path, "wb" if force else "xb") as stream:
+            stream.write(content)
     except FileExistsError:
         raise OutputError(f"{path} exists; use --force to overwrite it") from None
     except (OSError, ValueError) as error:

@@ -27,12 +27,6 @@ from parallelsim.stages import Columns, StageLayers, plan_columns
 FP32 = code("grad_dtype", "fp32")
 IS_FP32 = np.arange(len(PRECISIONS)) == code("precision", "fp32")
 
-FITS_AT_USE = (0.70, 0.72, 0.78, 0.83, 0.88, 0.93, 0.98, 1.03, 1.10, 1.20)
-FITS_PROBABILITY = (1.0, 0.99, 0.93, 0.72, 0.56, 0.29, 0.28, 0.20, 0.04, 0.0)
-"""Share of runs that fitted at a predicted use u of the memory: counts over 1,900 published runs
-with an out-of-memory verdict (Hagemann et al., arXiv:2311.05610; Hugging Face Ultra-Scale), made
-monotone."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryBreakdown:
@@ -65,11 +59,6 @@ class MemoryBreakdown:
             + self.fragmentation_bytes
             + self.constant_bytes
         )
-
-
-def fits_probability(memory_use_frac: FloatArray) -> FloatArray:
-    """P(the plan fits) at predicted use u of the reported memory, shape [P]."""
-    return np.interp(memory_use_frac, FITS_AT_USE, FITS_PROBABILITY)
 
 
 class States(NamedTuple):

@@ -20,7 +20,6 @@ from parallelsim.memory import (
     Stage,
     States,
     activations,
-    fits_probability,
     fullest_stage,
     peak_memory,
     stage_memory,
@@ -32,6 +31,7 @@ from parallelsim.plan import PRECISIONS, Plan, PlanBatch
 from parallelsim.rules import broken_rules, reasons
 from parallelsim.stages import Columns, StageLayers, plan_columns
 from parallelsim.step import StepBreakdown, step_breakdown, step_time
+from parallelsim.uncertainty import fits_probability, interval_factor, regime_of
 
 BoolArray = NDArray[np.bool_]
 
@@ -54,6 +54,16 @@ FIGURES = (
     "p_fits",
 )
 """Outputs of one number a plan."""
+RATES = (
+    "step_time_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "hfu",
+)
+"""What a row begins with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +105,33 @@ class Simulation:
         """No rule broken, and not out of memory; shape [P]."""
         return np.asarray((self.reasons == 0) & (self.zone < ZONES.index("out")))
 
+    @property
+    def regime(self) -> str:
+        """How well step times are known here, in words: ``uncertainty.Regime``."""
+        return regime_of(self.cluster, self.framework).name
+
+    @property
+    def exposed_frac(self) -> FloatArray:
+        """Exposed communication over step time; shape [P]."""
+        names = [f.name for f in fields(self.time) if f.name.endswith("_exposed_s")]
+        exposed = sum((getattr(self.time, name) for name in names), np.zeros(len(self)))
+        known = np.isfinite(self.step_time_s) & (self.step_time_s > 0)
+        return np.divide(exposed, self.step_time_s, out=np.ones(len(self)), where=known)
+
+    @property
+    def step_time_low_s(self) -> FloatArray:
+        """With ``step_time_high_s`` the interval that holds 80 % of measured runs; shape [P]."""
+        return self.step_time_s / self._interval_factor
+
+    @property
+    def step_time_high_s(self) -> FloatArray:
+        """See ``step_time_low_s``; shape [P]."""
+        return self.step_time_s * self._interval_factor
+
+    @property
+    def _interval_factor(self) -> FloatArray:
+        return interval_factor(regime_of(self.cluster, self.framework), self.exposed_frac)
+
     def take(self, index: Any) -> Simulation:
         """The predictions at ``index``: positions, a mask, or a slice."""
         values: dict[str, Any] = {}
@@ -116,8 +153,8 @@ class Simulation:
         stages.
         """
         plan = self.plans.plan(index)
-        floats = ("step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu")
-        row: dict[str, Any] = {name: float(getattr(self, name)[index]) for name in floats}
+        row: dict[str, Any] = {name: float(getattr(self, name)[index]) for name in RATES}
+        row["regime"] = self.regime
         row["feasible"] = bool(self.feasible[index])
         row["reasons"] = reasons(int(self.reasons[index]))
         row["zone"] = ZONES[int(self.zone[index])]

@@ -53,6 +53,8 @@ class ScoredRow:
     step_time_s: float = float("nan")
     peak_memory_bytes: float = float("nan")
     memory_use_frac: float = float("nan")
+    exposed_frac: float = float("nan")
+    """Exposed communication over step time, both predicted."""
 
     @property
     def is_scored(self) -> bool:
@@ -245,6 +247,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
             first = current[index[0]]
             plans = PlanBatch.from_plans([current[i].plan for i in index])
             simulation = simulate(first.model, first.cluster, first.framework, plans)
+            exposed = simulation.exposed_frac
             for position, i in enumerate(index):
                 case = current[i]
                 use = float(simulation.memory_use_frac[position])
@@ -258,6 +261,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
                     float(simulation.peak_memory_bytes[position]),
                     use,
                     reasons(int(simulation.reasons[position])),
+                    float(exposed[position]),
                 )
         pending = again
     return [row for row in results if row is not None]
@@ -274,7 +278,9 @@ def _heavier(case: Case) -> Case:
     return replace(case, plan=plan, assumed=assumed, recomputes=tuple(rest))
 
 
-def _row(case: Case, step_time_s: float, peak: float, use: float, broken: list[str]) -> ScoredRow:
+def _row(
+    case: Case, step_time_s: float, peak: float, use: float, broken: list[str], exposed: float
+) -> ScoredRow:
     run = case.run
     broken = [name for name in broken if name not in LAYOUT_RULES]
     if broken:
@@ -285,7 +291,7 @@ def _row(case: Case, step_time_s: float, peak: float, use: float, broken: list[s
         return ScoredRow(run.id, run.group, "no finite prediction: an efficiency is not known")
     notes = [run.flag] if run.flag else []
     notes += ["assumed " + ", ".join(case.assumed)] if case.assumed else []
-    return ScoredRow(run.id, run.group, "; ".join(notes), case, step_time_s, peak, use)
+    return ScoredRow(run.id, run.group, "; ".join(notes), case, step_time_s, peak, use, exposed)
 
 
 def _check_units(rows: Sequence[ScoredRow], tables: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from parallelsim.plan import Plan
+from parallelsim.units import format_seconds
 
 TIME_LABELS: Mapping[str, str] = {
     "gemm_s": "GEMMs",
@@ -53,6 +54,12 @@ def largest_loss(time: Mapping[str, float]) -> tuple[str, float]:
     if not name or not total or losses[name] <= 0:
         return "", 0.0
     return name, losses[name] / total
+
+
+def step_interval(step_time_s: float, low_s: float, high_s: float) -> str:
+    """A step time with its interval: ``14.5 s, 80 % between 13.6 s and 15.6 s``."""
+    low, high = format_seconds(low_s), format_seconds(high_s)
+    return f"{format_seconds(step_time_s)}, 80 % between {low} and {high}"
 
 
 _PARTS = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelsim.plan import Plan
-from parallelsim.report.labels import degrees, label, largest_loss
+from parallelsim.report.labels import degrees, label, largest_loss, step_interval
 from parallelsim.report.tables import Column, print_table
 from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
 
@@ -33,6 +33,7 @@ _PLAN_COLUMNS = (
     Column("Z", priority=6),
     Column("recomp.", "left", priority=1),
     Column("step"),
+    Column("80 % between", priority=8),
     Column("tok/s/GPU", priority=3),
     Column("MFU"),
 )
@@ -51,17 +52,21 @@ def header(
     memory_limit: float,
     overrides: Mapping[str, object],
 ) -> list[str]:
-    """What is planned, in three lines."""
+    """What is planned, in three lines, and a note where less than usual is known of it."""
     changed = ", ".join(f"{name}={value}" for name, value in overrides.items())
     name = f"{model.name} ({changed})" if changed else model.name
     gpu = cluster.accelerator
     tokens = format_count(global_batch_size * model.seq_length)
     batch = f"{global_batch_size} x {model.seq_length} = {tokens} tokens"
+    why = [] if gpu.measured else [f"no measured tables of {gpu.name}"]
+    why += [] if framework.calibrated else [f"no measured run checked {framework.name}"]
+    notes = [f"note: {reason}: step times are less certain" for reason in why]
     return [
         f"{name}, {format_count(model.num_parameters)} parameters, {framework.name}",
         f"on {cluster.num_gpus} x {gpu.name} ({cluster.name}, nodes of {cluster.gpus_per_node})",
         f"batch {batch} a step, {precision}; "
         f"safe up to {memory_limit:.0%} of {format_bytes(gpu.memory_bytes)}",
+        *notes,
     ]
 
 
@@ -98,6 +103,10 @@ def _cells(simulation: Simulation, i: int) -> list[str]:
         str(plan.zero),
         plan.recompute_label,
         format_seconds(float(simulation.step_time_s[i])),
+        " - ".join(
+            format_seconds(float(values[i]))
+            for values in (simulation.step_time_low_s, simulation.step_time_high_s)
+        ),
         f"{float(simulation.tokens_per_s_per_gpu[i]):.0f}",
         f"{float(simulation.mfu[i]):.1%}",
         f"{float(simulation.peak_memory_bytes[i]) / GIB:.1f}",
@@ -146,7 +155,9 @@ def counts(result: SearchResult) -> str:
 
 
 def limits(simulation: Simulation) -> str:
-    """What limits the first plan: its losses that matter, and its memory."""
+    """What limits the first plan: its losses that matter, and its memory; and how sure its step
+    time is.
+    """
     terms = time_terms(simulation, 0)
     total = sum(terms.values())
     loss, share = largest_loss(terms)
@@ -160,8 +171,18 @@ def limits(simulation: Simulation) -> str:
     top = max(memory, key=lambda name: memory[name])
     stage = int(np.asarray(simulation.fullest_stage)[0])
     lost = f"of the step it loses {' and '.join(words)}; " if words else ""
+    step = step_interval(
+        *(
+            float(values[0])
+            for values in (
+                simulation.step_time_s,
+                simulation.step_time_low_s,
+                simulation.step_time_high_s,
+            )
+        )
+    )
     return (
-        f"Limits of plan 1: {lost}the fullest stage, {stage}, holds "
+        f"Step of plan 1: {step}. Limits: {lost}the fullest stage, {stage}, holds "
         f"{format_bytes(float(simulation.peak_memory_bytes[0]))}, most of it {label(top)} "
         f"({format_bytes(memory[top])})."
     )

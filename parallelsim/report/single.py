@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parallelsim.report.labels import MEMORY_LABELS, TIME_LABELS, degrees, label, switches
+from parallelsim.report.labels import (
+    MEMORY_LABELS,
+    TIME_LABELS,
+    degrees,
+    label,
+    step_interval,
+    switches,
+)
 from parallelsim.report.tables import Column, paragraph, print_table
 from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
 
@@ -49,9 +56,11 @@ def print_simulation(simulation: Simulation, broken: Sequence[str]) -> None:
         f"{format_bytes(row['peak_memory_bytes'])} of "
         f"{format_bytes(row['memory_capacity_bytes'])} ({use})"
     )
+    step = step_interval(row["step_time_s"], row["step_time_low_s"], row["step_time_high_s"])
     click.echo(
-        f"speed:  {format_seconds(row['step_time_s'])} a step, "
-        f"{format_count(row['tokens_per_s'])} tokens/s, "
+        f"step:   {step}\n"
+        f"{paragraph(row['regime'], indent=8)}\n"
+        f"speed:  {format_count(row['tokens_per_s'])} tokens/s, "
         f"{row['tokens_per_s_per_gpu']:.0f} tokens/s/GPU\n"
         f"        MFU {format_percent(row['mfu'])}, HFU {format_percent(row['hfu'])} "
         "(of the dense peak; causal attention halved)\n"

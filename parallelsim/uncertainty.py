@@ -1,0 +1,115 @@
+"""How far predictions may be off: intervals of the step time, and P(fits).
+
+low = t exp(-w), high = t exp(w), w = w_r (1 + k x)
+
+t predicted step time, x the share of it that is exposed communication, w_r the half-width of the
+plan's regime: accelerator measured or not, framework calibrated or not, one node or several. The
+interval holds 80 % of the measured runs of a source that no part of it was fitted on. The numbers
+are in ``residuals.json``; :mod:`parallelsim.residuals` fits them.
+
+Neglects: what differs between precisions and between models; errors that a source's runs share, so
+that two plans of one cluster compare better than their intervals overlap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from parallelsim.cluster import ClusterSpec
+from parallelsim.framework import FrameworkSpec
+from parallelsim.operators import FloatArray
+
+LEVEL = 0.80
+"""Share of measured runs that an interval holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What decides how well a step time is known."""
+
+    measured: bool
+    """The accelerator has its own measured tables."""
+    calibrated: bool
+    """The framework's file was compared with measured runs."""
+    several_nodes: bool
+    """The plan's GPUs are more than one domain of the innermost tier joins."""
+
+    @property
+    def name(self) -> str:
+        """In words, as reports and JSON print it."""
+        return ", ".join(
+            (
+                "measured accelerator" if self.measured else "accelerator without measurements",
+                "calibrated framework" if self.calibrated else "uncalibrated framework",
+                "several nodes" if self.several_nodes else "one node or NVLink domain",
+            )
+        )
+
+
+REGIMES = tuple(
+    Regime(measured, calibrated, several)
+    for measured in (True, False)
+    for calibrated in (True, False)
+    for several in (False, True)
+)
+
+
+@dataclass(frozen=True)
+class ResidualTable:
+    """Fitted numbers of this module."""
+
+    half_width: Mapping[Regime, float]
+    """w_r, on the logarithm of the step time."""
+    communication_factor: float
+    """k: how much faster the error grows with the share of exposed communication."""
+    fits_use: FloatArray
+    """Predicted uses u of the memory, ascending."""
+    fits_probability: FloatArray
+    """P(fits) at each, falling."""
+
+
+@cache
+def residual_table() -> ResidualTable:
+    """The packaged table."""
+    data = json.loads(Path(__file__).with_name("residuals.json").read_text(encoding="utf-8"))
+    return ResidualTable(
+        half_width={r: float(data["regimes"][r.name]["half_width"]) for r in REGIMES},
+        communication_factor=float(data["communication_factor"]),
+        fits_use=np.array(data["fits"]["memory_use_frac"], np.float64),
+        fits_probability=np.array(data["fits"]["probability"], np.float64),
+    )
+
+
+def regime_of(cluster: ClusterSpec, framework: FrameworkSpec) -> Regime:
+    """The regime of every plan that fills this cluster."""
+    return Regime(
+        cluster.accelerator.measured,
+        framework.calibrated,
+        cluster.num_gpus > cluster.domain_size,
+    )
+
+
+def interval_factor(regime: Regime, exposed_frac: FloatArray) -> FloatArray:
+    """exp(w): high is the step time times this, low the step time over it; shape [P].
+
+    Args:
+        regime: of the plans.
+        exposed_frac: exposed communication over step time, shape [P].
+    """
+    table = residual_table()
+    return np.exp(table.half_width[regime] * (1 + table.communication_factor * exposed_frac))
+
+
+def fits_probability(memory_use_frac: FloatArray) -> FloatArray:
+    """P(the plan fits) at predicted use u of the reported memory, shape [P].
+
+    Straight lines between shares of published runs that fitted, made monotone.
+    """
+    table = residual_table()
+    return np.interp(memory_use_frac, table.fits_use, table.fits_probability)
