@@ -13,10 +13,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
+from parallelsim.calibration_overlay import is_overlay, overlay_cluster, overlay_framework
 from parallelsim.cluster import AcceleratorSpec, ClusterSpec
 from parallelsim.errors import SpecError, UnknownNameError
 from parallelsim.framework import FrameworkSpec
@@ -102,7 +103,11 @@ def load_cluster(
     if _is_path(text, cluster_names()):
         from parallelsim.schemas_cluster import checked_cluster
 
-        data = checked_cluster(read_yaml(text), text)
+        data = read_yaml(text)
+        if is_overlay(data):
+            base = partial(load_cluster, num_gpus=num_gpus, nic_gbit_per_s=nic_gbit_per_s)
+            return overlay_cluster(data, text, base)
+        data = checked_cluster(data, text)
     else:
         data, _ = _catalogue_document("cluster", text, "parallelsim.clusters")
     cluster = build_cluster(data, load_accelerator=load_accelerator, nic_gbit_per_s=nic_gbit_per_s)
@@ -129,7 +134,10 @@ def load_framework(name_or_path: str | os.PathLike[str]) -> FrameworkSpec:
     if _is_path(text, framework_names()):
         from parallelsim.schemas_framework import checked_framework
 
-        data = checked_framework(read_yaml(text), text)
+        data = read_yaml(text)
+        if is_overlay(data):
+            return overlay_framework(data, text, load_framework)
+        data = checked_framework(data, text)
     else:
         data, _ = _catalogue_document("framework", text, "parallelsim.frameworks")
     return build_framework(data)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from parallelsim.cli_calibrate import calibrate
 from parallelsim.cli_catalog import clusters, frameworks, models
 from parallelsim.cli_plan import fit, plan
 from parallelsim.cli_simulate import compare, export, simulate
@@ -113,5 +114,6 @@ def main() -> None:
     """
 
 
-for _command in (plan, simulate, fit, compare, export, validate, models, clusters, frameworks):
+_TOOLS = (plan, simulate, fit, compare, export, validate, calibrate)
+for _command in (*_TOOLS, models, clusters, frameworks):
     main.add_command(_command)

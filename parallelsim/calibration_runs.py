@@ -1,0 +1,177 @@
+"""The user's own runs for a calibration: rows of tables, and logs with the plan that they ran."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from parallelsim.calibration import MeasuredRun
+from parallelsim.catalog import load_framework, load_model
+from parallelsim.cluster import ClusterSpec
+from parallelsim.errors import SpecError
+from parallelsim.model import ModelSpec
+from parallelsim.plan import Plan, PlanBatch
+from parallelsim.planfile import PlanDocument, read_document
+from parallelsim.rules import broken_rules, reasons
+from parallelsim.runlogs import RunLog, read_log
+from parallelsim.validation import LAYOUT_RULES, ScoredRow, validate
+
+MAX_RUNS = 200
+"""A calibration is for a few dozen runs."""
+
+
+@dataclass(frozen=True)
+class OwnRuns:
+    """What can be fitted."""
+
+    runs: tuple[MeasuredRun, ...]
+    framework: str
+    """Name or path of the one software of all runs."""
+    skipped: Mapping[str, int]
+    """Rows and lines that could not be used, by reason."""
+    notes: tuple[str, ...]
+
+
+def own_runs(
+    files: Sequence[str],
+    cluster: ClusterSpec,
+    framework: str | None,
+    plan_file: str | None,
+    rank: int = 1,
+) -> OwnRuns:
+    """Read tables (``.csv``) and logs (all else) as runs on ``cluster``.
+
+    Args:
+        files: what the user measured.
+        cluster: where all of it ran, at any size.
+        framework: name or path of the software; left out, what the rows or the plan name.
+        plan_file: the plan that the logs' runs used.
+        rank: which plan of that file.
+
+    Raises:
+        ParallelSimError: a file cannot be read or used, or nothing in them can be fitted.
+    """
+    tables = [file for file in files if file.lower().endswith(".csv")]
+    logs = [file for file in files if file not in tables]
+    runs: list[MeasuredRun] = []
+    skipped: Counter[str] = Counter()
+    software: set[str] = set()
+    notes: list[str] = []
+    if tables:
+        for row in validate(tables, framework).rows:
+            if row.case is None or row.is_apart:
+                skipped[row.reason or "flagged"] += 1
+                continue
+            run, reason = _run_of_row(row, cluster)
+            if run is None:
+                skipped[reason] += 1
+                continue
+            runs.append(run)
+            software.add(framework or row.run.framework)
+    if logs:
+        if plan_file is None:
+            raise SpecError(f"{logs[0]} is a log: give the plan that it ran with --plan")
+        document = read_document(plan_file)
+        for file in logs:
+            log = read_log(file)
+            skipped.update(log.skipped)
+            name = framework or document.framework
+            runs.append(_run_of_log(log, document, plan_file, rank, cluster, name))
+            software.add(name or "")
+            notes.append(f"{file}: {log.software}, median of {log.num_steps} steps")
+    return _checked(runs, software, skipped, notes)
+
+
+def _checked(
+    runs: list[MeasuredRun], software: set[str], skipped: Counter[str], notes: list[str]
+) -> OwnRuns:
+    if not runs:
+        reasons = "; ".join(f"{n} x {reason}" for reason, n in skipped.most_common(3))
+        raise SpecError(f"no run can be used: {reasons or 'the files hold none'}")
+    if len(runs) > MAX_RUNS:
+        raise SpecError(f"{len(runs)} runs; calibrate on {MAX_RUNS} at most")
+    if len(software) > 1:
+        names = ", ".join(sorted(software))
+        raise SpecError(f"the runs used several frameworks ({names}); calibrate on one at a time")
+    return OwnRuns(tuple(runs), software.pop(), dict(skipped), tuple(notes))
+
+
+def _run_of_row(row: ScoredRow, cluster: ClusterSpec) -> tuple[MeasuredRun | None, str]:
+    """The run of a scored row on the given cluster, or why it is none."""
+    case = row.case
+    assert case is not None
+    gpu = case.cluster.accelerator.name
+    if gpu != cluster.accelerator.name:
+        return None, f"gpu is {gpu}, the cluster has {cluster.accelerator.name}"
+    try:
+        sized = cluster.with_num_gpus(case.plan.num_gpus)
+    except SpecError as error:
+        return None, str(error)
+    measured = case.run
+    peak = None if measured.oom else measured.peak_memory_bytes
+    if measured.step_time_s is None and peak is None:
+        return None, "no step time or memory measured"
+    run = MeasuredRun(
+        row.id, case.model, sized, case.framework, case.plan, measured.step_time_s, peak
+    )
+    return run, ""
+
+
+def _run_of_log(
+    log: RunLog,
+    document: PlanDocument,
+    plan_file: str,
+    rank: int,
+    cluster: ClusterSpec,
+    framework: str | None,
+) -> MeasuredRun:
+    plan = document.with_rank(rank, plan_file).plan
+    if document.model is None or document.seq_length is None or framework is None:
+        raise SpecError(
+            "a bare plan; calibrate needs a file that 'parallelsim plan --output' wrote",
+            file=plan_file,
+        )
+    model = load_model(document.model, document.overrides).with_seq_length(document.seq_length)
+    software = load_framework(framework)
+    sized = cluster.with_num_gpus(plan.num_gpus)
+    mask = int(broken_rules(model, sized, software, PlanBatch.from_plans([plan]))[0])
+    broken = [name for name in reasons(mask) if name not in LAYOUT_RULES]
+    if broken:
+        raise SpecError(
+            f"{software.name} cannot run this plan: {', '.join(broken)}", file=plan_file
+        )
+    _check_batch(log, plan, plan_file)
+    return MeasuredRun(
+        os.path.basename(log.file),
+        model,
+        sized,
+        software,
+        plan,
+        _step_time(log, model, plan),
+        log.peak_memory_bytes,
+    )
+
+
+def _check_batch(log: RunLog, plan: Plan, plan_file: str) -> None:
+    """The log and the plan have to agree on the global batch.
+
+    Raises:
+        SpecError: it is not.
+    """
+    batch = log.global_batch_size
+    if batch is not None and batch != plan.global_batch_size:
+        raise SpecError(
+            f"the log says global batch size {batch}, {plan_file} says {plan.global_batch_size}; "
+            "give the plan that ran",
+            file=log.file,
+        )
+
+
+def _step_time(log: RunLog, model: ModelSpec, plan: Plan) -> float | None:
+    """Seconds of a step, from the throughput where only that is printed."""
+    if log.step_time_s is not None or log.tokens_per_s_per_gpu is None:
+        return log.step_time_s
+    tokens = float(plan.global_batch_size) * model.seq_length
+    return tokens / (log.tokens_per_s_per_gpu * plan.num_gpus)

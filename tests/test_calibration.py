@@ -1,0 +1,375 @@
+"""Calibration against synthetic realities: the simulator itself with scaled efficiencies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from test_measurements import write_table
+
+from parallelsim.calibration import Calibration, MeasuredRun, Predictor, calibrate
+from parallelsim.calibration_overlay import Factors, apply_factors, overlay_document
+from parallelsim.catalog import load_cluster, load_framework, load_model
+from parallelsim.cli import main
+from parallelsim.errors import SpecError
+from parallelsim.plan import Plan
+from parallelsim.simulate import simulate
+from parallelsim.yaml_io import dump_yaml
+
+MODEL = load_model("llama3-8b").with_seq_length(8192)
+CLUSTER = load_cluster("hgx-h100", num_gpus=64)
+FRAMEWORK = load_framework("megatron-core")
+DEGREES = ((1, 1, 1), (2, 1, 1), (4, 1, 2), (8, 1, 1), (2, 2, 1), (1, 4, 2), (2, 4, 1), (4, 2, 1))
+"""(tp, pp, micro-batch) of the plans."""
+DEFAULT = Factors()
+
+
+def plan(tp: int, pp: int, micro: int, batch: int = 128) -> Plan:
+    return Plan(
+        tp=tp,
+        pp=pp,
+        dp=64 // (tp * pp),
+        micro_batch_size=micro,
+        global_batch_size=batch,
+        schedule="1f1b" if pp > 1 else "none",
+        sequence_parallel=tp > 1,
+        zero=1,
+        recompute="full",
+    )
+
+
+def runs_in(
+    reality: Factors, degrees: Sequence[tuple[int, int, int]] = DEGREES, noise: float = 0.0
+) -> list[MeasuredRun]:
+    """What would be measured if the factors were true."""
+    cluster, framework = apply_factors(CLUSTER, FRAMEWORK, reality)
+    plans = [plan(*one) for one in degrees]
+    truth = simulate(MODEL, cluster, framework, plans)
+    wobble = np.exp(noise * np.random.default_rng(0).standard_normal(len(plans)))
+    return [
+        MeasuredRun(
+            f"run {i}",
+            MODEL,
+            CLUSTER,
+            FRAMEWORK,
+            one,
+            float(truth.step_time_s[i] * wobble[i]),
+            float(truth.peak_memory_bytes[i]),
+        )
+        for i, one in enumerate(plans)
+    ]
+
+
+def time_error(factors: Factors, runs: Sequence[MeasuredRun]) -> float:
+    measured = np.array([run.step_time_s for run in runs], np.float64)
+    return float(np.abs(Predictor(runs)(factors)[0] / measured - 1).mean())
+
+
+def test_default_factors_change_nothing() -> None:
+    assert apply_factors(CLUSTER, FRAMEWORK, DEFAULT) == (CLUSTER, FRAMEWORK)
+
+
+@pytest.mark.parametrize("name", ["compute", "memory_bound", "intra_node", "inter_node"])
+def test_a_faster_part_never_makes_a_step_slower(name: str) -> None:
+    runs = runs_in(DEFAULT)
+    slower, faster = (Predictor(runs)(replace(DEFAULT, **{name: x}))[0] for x in (0.8, 1.25))
+    assert (faster <= slower).all()
+    assert (faster < slower).any()
+
+
+def test_host_factor_scales_cpu_seconds_and_leaves_memory() -> None:
+    runs = runs_in(DEFAULT)
+    seconds, peak = Predictor(runs)(replace(DEFAULT, host=2.0))
+    assert (seconds > Predictor(runs)(DEFAULT)[0]).all()
+    assert (peak == Predictor(runs)(DEFAULT)[1]).all()
+
+
+def test_memory_factors_scale_activations_and_add_a_constant() -> None:
+    runs = runs_in(DEFAULT)
+    before = simulate(MODEL, CLUSTER, FRAMEWORK, [run.plan for run in runs])
+    memory = before.memory
+    dynamic = memory.activations_bytes + memory.loss_bytes + memory.working_bytes
+    dynamic = dynamic + memory.fragmentation_bytes
+    _, peak = Predictor(runs)(replace(DEFAULT, memory_scale=1.1, memory_constant_bytes=1e9))
+    expected = before.peak_memory_bytes + 0.1 * dynamic + 1e9
+    np.testing.assert_allclose(peak, expected, rtol=0.01)
+
+
+def test_runs_that_agree_with_the_default_leave_it_alone() -> None:
+    result = calibrate(runs_in(DEFAULT, noise=0.01))
+    for name in ("compute", "memory_bound", "intra_node", "inter_node", "host"):
+        assert getattr(result.factors, name) == pytest.approx(1, abs=0.03), name
+
+
+@pytest.mark.parametrize(
+    "reality",
+    [
+        Factors(compute=0.85),
+        Factors(compute=1.1, inter_node=0.7),
+        Factors(compute=0.9, memory_bound=0.9, host=1.3),
+    ],
+)
+def test_a_scaled_reality_is_predicted_better_on_runs_that_were_not_fitted(
+    reality: Factors,
+) -> None:
+    runs = runs_in(reality, noise=0.02)
+    fitted, others = runs[:5], runs[5:]
+    result = calibrate(fitted)
+    assert time_error(result.factors, others) < 0.6 * time_error(DEFAULT, others)
+    assert result.time.mape_left_out < result.time.mape_before
+
+
+def test_the_factor_that_is_off_moves_towards_the_truth() -> None:
+    result = calibrate(runs_in(Factors(compute=0.85)))
+    assert 0.83 < result.factors.compute < 0.95
+
+
+def test_one_run_helps() -> None:
+    runs = runs_in(Factors(compute=0.85))
+    result = calibrate(runs[:1])
+    assert time_error(result.factors, runs[1:]) < time_error(DEFAULT, runs[1:])
+    assert np.isnan(result.time.mape_left_out)
+
+
+@pytest.mark.parametrize("ratio", [0.4, 2.5])
+def test_one_wild_run_never_explodes(ratio: float) -> None:
+    (run,) = runs_in(DEFAULT)[:1]
+    assert run.step_time_s is not None
+    result = calibrate([replace(run, step_time_s=ratio * run.step_time_s)])
+    for name in ("compute", "memory_bound", "intra_node", "inter_node", "host"):
+        assert 0.55 < getattr(result.factors, name) < 1.8, name
+
+
+def test_an_outlier_among_good_runs_does_little() -> None:
+    runs = runs_in(DEFAULT)
+    assert runs[0].step_time_s is not None
+    runs[0] = replace(runs[0], step_time_s=2 * runs[0].step_time_s)
+    assert time_error(calibrate(runs).factors, runs[1:]) < 0.06
+
+
+def test_what_the_runs_cannot_show_is_left_alone() -> None:
+    """A run inside one node says nothing about the network between nodes."""
+    cluster = load_cluster("hgx-h100", num_gpus=8)
+    one = replace(plan(2, 1, 2), dp=4, global_batch_size=64)
+    seconds = float(simulate(MODEL, cluster, FRAMEWORK, one).step_time_s[0])
+    result = calibrate([MeasuredRun("a", MODEL, cluster, FRAMEWORK, one, 1.1 * seconds, None)])
+    fits = {fit.name: fit for fit in result.fits}
+    assert not fits["inter_node"].is_identified
+    assert not fits["memory_scale"].is_identified
+    assert result.factors.inter_node == 1
+    assert fits["compute"].is_identified
+    assert fits["compute"].posterior_sd < fits["compute"].prior_sd
+
+
+def test_memory_is_fitted_from_peaks_alone() -> None:
+    runs = [replace(r, step_time_s=None) for r in runs_in(Factors(memory_constant_bytes=1e9))]
+    result = calibrate(runs)
+    assert result.factors.memory_constant_bytes > 2e8
+    assert result.memory.mape_after < result.memory.mape_before
+    assert result.factors.compute == 1
+    assert result.time.n == 0
+
+
+def test_nothing_measured_is_an_error() -> None:
+    run = replace(runs_in(DEFAULT)[0], step_time_s=None, peak_memory_bytes=None)
+    with pytest.raises(SpecError, match="nothing to fit"):
+        calibrate([run])
+
+
+def test_runs_of_another_plan_are_refused() -> None:
+    run = runs_in(DEFAULT)[0]
+    with pytest.raises(SpecError, match="check the plan"):
+        calibrate([replace(run, step_time_s=100 * (run.step_time_s or 0))])
+
+
+def test_many_runs_are_fitted_quickly_and_reproducibly() -> None:
+    runs = runs_in(Factors(compute=0.9), DEGREES * 4, noise=0.02)
+    first: Calibration = calibrate(runs)
+    assert first.factors == calibrate(runs).factors
+    assert first.factors.compute == pytest.approx(0.9, abs=0.04)
+
+
+# The overlay file
+
+
+def write_overlay(path: Path, **changes: object) -> Path:
+    data = overlay_document(
+        "mine", "hgx-h100", "megatron-core", Factors(compute=0.9, host=1.5), "own", str(path)
+    )
+    path.write_text(dump_yaml({**data, **changes}))
+    return path
+
+
+def test_cluster_and_framework_read_the_same_overlay(tmp_path: Path) -> None:
+    path = write_overlay(tmp_path / "mine.yaml")
+    cluster = load_cluster(path, num_gpus=64)
+    factors = Factors(compute=0.9, host=1.5)
+    expected = apply_factors(CLUSTER, FRAMEWORK, factors)
+    assert (replace(cluster, name=CLUSTER.name), load_framework(path)) == expected
+    assert cluster.name == "mine"
+
+
+def test_a_base_file_is_found_from_the_overlay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    source = Path(__file__).parent.parent / "clusters" / "hgx-h100.yaml"
+    (tmp_path / "base.yaml").write_text(source.read_text())
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "sub" / "mine.yaml"
+    data = overlay_document("m", "./base.yaml", "megatron-core", Factors(), "own", "sub/mine.yaml")
+    path.write_text(dump_yaml({**data, "factors": {"compute": 0.9}}))
+    assert load_cluster("sub/mine.yaml").accelerator.sustained_efficiency < 0.8
+    monkeypatch.chdir(tmp_path / "sub")
+    assert load_cluster("./mine.yaml").accelerator.sustained_efficiency < 0.8
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"source": ""}, "source"),
+        ({"base": 3}, "base"),
+        ({"extra": 1}, "unknown key"),
+        ({"factors": [1]}, "expected a mapping"),
+        ({"factors": {"speed": 2}}, "unknown factor"),
+        ({"factors": {"compute": "fast"}}, "expected a number"),
+        ({"factors": {"compute": 0}}, "expected 0.05 to 20"),
+        ({"factors": {"host": True}}, "expected a number"),
+        ({"base": "nowhere"}, "unknown cluster"),
+    ],
+)
+def test_a_bad_overlay_is_one_line(
+    tmp_path: Path, changes: dict[str, object], expected: str
+) -> None:
+    path = write_overlay(tmp_path / "mine.yaml", **changes)
+    with pytest.raises(SpecError, match=expected) as error:
+        load_cluster(path)
+    assert "\n" not in str(error.value)
+
+
+def test_an_overlay_on_an_overlay_is_refused(tmp_path: Path) -> None:
+    write_overlay(tmp_path / "one.yaml")
+    path = write_overlay(tmp_path / "two.yaml", base="./one.yaml")
+    with pytest.raises(SpecError, match="is an overlay itself"):
+        load_cluster(path)
+
+
+# The command
+
+
+def invoke(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+ROWS = [
+    {"id": f"tp{tp}", "tp": str(tp), "dp": str(16 // tp), "step_time_s": seconds}
+    for tp, seconds in ((2, "11.2"), (4, "10.4"), (8, "11.6"))
+]
+"""A few per cent slower than predicted."""
+
+
+def test_calibrate_writes_what_plan_takes(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "runs.csv", *ROWS)
+    output = tmp_path / "mine.yaml"
+    args = ("calibrate", table, "--cluster", "hgx-h100", "--output", output)
+    result = invoke(*args)
+    assert result.exit_code == 0, result.output
+    assert "left out" in result.output
+    assert "left alone" in result.output
+    planned = invoke("plan", "-m", "llama3-8b", "-n", "64", "-c", output, "--json")
+    assert planned.exit_code == 0, planned.output
+    again = invoke(*args)
+    assert again.exit_code == 1
+    assert "--force" in again.output
+    assert invoke(*args, "--force").exit_code == 0
+
+
+def test_json_has_factors_and_errors(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "runs.csv", *ROWS)
+    document = json.loads(invoke("calibrate", table, "-c", "hgx-h100", "--json").stdout)
+    assert document["num_runs"] == 3
+    assert document["step_time"]["n"] == 3
+    assert set(document["factors"]["compute"]) == {
+        "value",
+        "prior_sd",
+        "posterior_sd",
+        "is_identified",
+    }
+    assert document["peak_memory"]["mape_before"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"step_time_s": "10400"}, "milliseconds"),
+        ({"step_time_s": "nan"}, "step_time_s is no number"),
+        ({"gpu": "a100-80gb-sxm"}, "gpu is a100-80gb-sxm, the cluster has h100-80gb-sxm"),
+        ({"framework": ""}, "names no framework"),
+        ({"step_time_s": "100"}, "check the plan"),
+    ],
+)
+def test_a_bad_table_is_one_line(tmp_path: Path, change: dict[str, str], expected: str) -> None:
+    table = write_table(tmp_path / "runs.csv", {**ROWS[1], **change})
+    result = invoke("calibrate", table, "--cluster", "hgx-h100")
+    assert result.exit_code == 1
+    assert expected in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_missing_columns_are_named(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "runs.csv", ROWS[0], header=["id", "gpu", "step_time_ms"])
+    result = invoke("calibrate", table, "--cluster", "hgx-h100")
+    assert result.exit_code == 1
+    assert "missing columns" in result.output
+
+
+def test_unusable_rows_are_counted(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "runs.csv", *ROWS, {"id": "bad", "dp": "5"})
+    result = invoke("calibrate", table, "--cluster", "hgx-h100")
+    assert result.exit_code == 0, result.output
+    assert "1 skipped: tp=4 x cp=1 x pp=4 x dp=5 is not num_gpus=64" in result.output
+
+
+def test_several_frameworks_are_refused(tmp_path: Path) -> None:
+    other = {"id": "b", "framework": "megatron-lm-2022", "vpp": "1", "schedule": "1f1b"}
+    table = write_table(tmp_path / "runs.csv", ROWS[0], {**other, "sequence_parallel": "True"})
+    result = invoke("calibrate", table, "--cluster", "hgx-h100")
+    assert result.exit_code == 1
+    assert "several frameworks" in result.output
+
+
+def test_a_log_with_its_plan(tmp_path: Path) -> None:
+    plans = tmp_path / "plans.yaml"
+    made = invoke("plan", "-m", "llama3-8b", "-n", "16", "-b", "64", "--output", plans)
+    assert made.exit_code == 0, made.output
+    predicted = json.loads(invoke("simulate", "--plan", plans, "--json").stdout)
+    milliseconds = 1.08e3 * predicted["step_time_s"]
+    log = tmp_path / "train.log"
+    lines = [
+        f" iteration {i:8d}/     100 | elapsed time per iteration (ms): {milliseconds:.1f} |"
+        " global batch size:    64 |"
+        for i in range(1, 20)
+    ]
+    log.write_text("\n".join(lines))
+    output = tmp_path / "mine.yaml"
+    args = ("calibrate", log, "-c", "hgx-h100", "--plan", plans, "-o", output)
+    result = invoke(*args)
+    assert result.exit_code == 0, result.output
+    assert load_cluster(output).accelerator.sustained_efficiency < (
+        load_cluster("hgx-h100").accelerator.sustained_efficiency
+    )
+    log.write_text(log.read_text().replace("size:    64", "size:    32"))
+    assert "global batch size 32" in invoke(*args, "--force").output
+
+
+def test_a_log_without_plan_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step: 1 tps: 10")
+    result = invoke("calibrate", log, "--cluster", "hgx-h100")
+    assert result.exit_code == 1
+    assert "--plan" in result.output
