@@ -1,0 +1,117 @@
+"""The partition problem of a plan: layers and edges by the simulator's costs and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from parallelsim.search.partition_problem import (
+    EdgeItem,
+    FloatArray,
+    LayerItems,
+    PartitionProblem,
+)
+
+from parallelsim.cluster import ClusterSpec
+from parallelsim.costs import CostTable
+from parallelsim.framework import FrameworkSpec
+from parallelsim.memory import States, activations, states
+from parallelsim.model import Block, Layer, ModelSpec
+from parallelsim.plan import Plan, PlanBatch
+from parallelsim.simulate import DEFAULT_MEMORY_LIMIT
+from parallelsim.stages import plan_columns
+
+
+def partition_problem(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    memory_limit: float = DEFAULT_MEMORY_LIMIT,
+) -> PartitionProblem:
+    """What :func:`~parallelsim.search.partition.partition` needs to cut the layers of this plan.
+
+    The plan's own layout and full recompute are not read: they are what is sought. Stages that the
+    result describes cost what :func:`parallelsim.simulate.simulate` says of them: the terms of
+    :mod:`parallelsim.memory`, fragmentation included, rearranged into layers and edges.
+    """
+    plan = replace(plan, layout="even", first_stage_layers=0, last_stage_layers=0)
+    if plan.recompute == "full":
+        plan = replace(plan, recompute="none", recompute_num_layers=0)
+    batch = PlanBatch.from_plans([plan])
+    kinds = {
+        layer: _one_kind(model, layer, cluster, framework, batch) for layer, _ in model.layer_kinds
+    }
+    layers = LayerItems(*np.array([kinds[layer] for layer in model.layers]).T)
+    table = CostTable(model, cluster, framework, batch)
+    rows, columns = table.rows(batch), plan_columns(model.num_layers, batch)
+    held, saved = states(table, rows, batch, columns), activations(table, rows)
+    facts, edge = framework.memory, table.edge
+    spread = 1 + facts.fragmentation
+    largest = float(layers.saved_bytes.max())
+    gathered = spread * float(saved.gathered_bytes[0])
+    first, last = float(held.first_parameters[0]), float(held.last_parameters[0])
+    per_parameter, step = _state_bytes(held), _step_bytes(framework, plan)
+    embedding_forward, head_forward = float(edge.embedding_forward_s[0]), edge.head_forward_s[0]
+    return PartitionProblem(
+        layers=layers,
+        pp=plan.pp,
+        vpp=plan.vpp,
+        num_micro_batches=int(columns.num_micro_batches[0]),
+        schedule=plan.schedule,
+        first=EdgeItem(
+            forward_s=embedding_forward,
+            backward_s=float(edge.embedding_s[0]) - embedding_forward,
+            state_bytes=per_parameter * first,
+            saved_bytes=spread * float(saved.embedding_bytes[0]),
+            step_bytes=step * first,
+        ),
+        last=EdgeItem(
+            forward_s=float(head_forward),
+            backward_s=float(edge.head_s[0] - head_forward),
+            state_bytes=per_parameter * last,
+            transient_bytes=spread * float(saved.loss_bytes[0]) + gathered,
+            step_bytes=step * last,
+        ),
+        capacity_bytes=memory_limit * cluster.accelerator.memory_bytes,
+        constant_bytes=facts.constant_bytes + float(np.max(held.gathered_bytes)),
+        transient_bytes=facts.backward_working_set * largest + gathered,
+        recompute_transient_bytes=(facts.backward_working_set + 1) * largest + gathered,
+    )
+
+
+def _one_kind(
+    model: ModelSpec,
+    layer: Layer,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    batch: PlanBatch,
+) -> FloatArray:
+    """The columns of :class:`LayerItems` for one layer of this kind."""
+    model = replace(model, blocks=(Block(1, (layer,)),))
+    table = CostTable(model, cluster, framework, batch)
+    held = states(table, table.rows(batch), batch, plan_columns(1, batch))
+    forward, parameters = float(table.layer.forward_s[0]), float(table.layer.parameters[0])
+    spread = 1 + framework.memory.fragmentation
+    return np.array(
+        [
+            forward,
+            float(table.layer_total_s[0]) - forward,
+            forward,
+            _state_bytes(held) * parameters,
+            spread * float(table.layer.saved_bytes[0]),
+            spread * float(table.edge.checkpoint_bytes[0]),
+            _step_bytes(framework, batch.plan(0)) * parameters,
+        ]
+    )
+
+
+def _state_bytes(held: States) -> float:
+    """Resident bytes of a parameter with its gradient and optimizer."""
+    parts = (held.parameter_bytes, held.gradient_bytes, held.optimizer_bytes)
+    return sum(float(np.max(part)) for part in parts)
+
+
+def _step_bytes(framework: FrameworkSpec, plan: Plan) -> float:
+    """Transient of the optimizer step for a parameter."""
+    return framework.memory.optimizer_step_bytes_per_param if plan.zero == 1 else 0.0
