@@ -133,6 +133,8 @@ class MemoryFacts:
     mlp_bytes_gated: float
     """Saved bytes for each token and ffn unit: 6 with fused SwiGLU, 8 without."""
     mlp_bytes_plain: float
+    fp8_input_bytes: float
+    """Of a GEMM input saved for the weight gradient, with an fp8 precision: 1 where it is kept in fp8."""
     logits_bytes: float
     """Bytes for each token and (sharded) vocabulary entry at the loss."""
     logits_bytes_fused: float

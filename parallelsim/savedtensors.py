@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from parallelsim.compute import IS_FP8
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import Layer, ModelSpec
 from parallelsim.operators import FloatArray, OperatorKeys, kv_width, rank_vocab
@@ -23,8 +24,8 @@ def layer_saved_bytes(
     norms 8 h sigma (4 h sigma more for each norm beyond two), fp32 copies of an eager RMSNorm,
     dropout masks 2 h sigma, Q, K, V and the attention output 2 (2 q + 2 k)/tp, log-sum-exp 4 a/tp
     (flash) or the scores 2 or 5 a s/(tp cp) (unfused, not recomputed), gathered inputs 4 h where
-    they are kept, MLP 4 f/tp plain, 6 or 8 f/tp gated; fp32 doubles all. Neglects fp8 storage,
-    which would save more.
+    they are kept, MLP 4 f/tp plain, 6 or 8 f/tp gated; fp32 doubles all. With fp8 the inputs of
+    the GEMMs, 2 h sigma + q/tp + f/tp elements, may be kept in one byte. Neglects the scales.
     """
     memory, attention = framework.memory, layer.attention
     tp = keys.tp.astype(np.float64)
@@ -39,7 +40,10 @@ def layer_saved_bytes(
     gathered = np.where(keys.sequence_parallel > 0, 4.0 * h, 0.0) * memory.keeps_gathered_input
     mlp_bytes = memory.mlp_bytes_gated if layer.mlp.gated else memory.mlp_bytes_plain
     mlp = mlp_bytes * layer.mlp.ffn_hidden_size / tp
-    sixteen_bit = keys.tokens(model) * (norms + masks + projections + core + gathered + mlp)
+    gemm_inputs = 2 * hidden + attention.query_width / tp + layer.mlp.ffn_hidden_size / tp
+    spared = np.where(IS_FP8[keys.precision], 2.0 - memory.fp8_input_bytes, 0.0) * gemm_inputs
+    a_token = norms + masks + projections + core + gathered + mlp - spared
+    sixteen_bit = keys.tokens(model) * a_token
     saved: FloatArray = keys.element_bytes / 2 * sixteen_bit
     return saved
 
