@@ -28,7 +28,7 @@ from parallelsim.schemas_build import (
     build_framework,
     build_model,
 )
-from parallelsim.yaml_io import in_file, parse_yaml, read_json, read_yaml, shown
+from parallelsim.yaml_io import in_file, parse_yaml, read_json, read_yaml, shown, shown_file
 
 _MODEL_FIELDS = ("hidden_size", "vocab_size", "max_seq_length", "tied_embeddings")
 _MLP_FIELDS = ("ffn_hidden_size",)
@@ -110,7 +110,12 @@ def load_cluster(
         data = checked_cluster(data, text)
     else:
         data, _ = _catalogue_document("cluster", text, "parallelsim.clusters")
-    cluster = build_cluster(data, load_accelerator=load_accelerator, nic_gbit_per_s=nic_gbit_per_s)
+    try:
+        cluster = build_cluster(
+            data, load_accelerator=load_accelerator, nic_gbit_per_s=nic_gbit_per_s
+        )
+    except UnknownNameError as error:  # the accelerator that the file names
+        raise SpecError(str(error), file=shown_file(text), key="accelerator") from None
     return cluster if num_gpus is None else cluster.with_num_gpus(num_gpus)
 
 

@@ -17,8 +17,10 @@ import click
 
 from parallelsim.cli_calibrate import calibrate
 from parallelsim.cli_catalog import clusters, frameworks, models
-from parallelsim.cli_plan import fit, plan
+from parallelsim.cli_fit import fit
+from parallelsim.cli_plan import plan
 from parallelsim.cli_simulate import compare, export, simulate
+from parallelsim.cli_timeline import timeline
 from parallelsim.cli_validate import validate
 from parallelsim.errors import ParallelSimError
 
@@ -41,6 +43,7 @@ class Program(click.Group):
         **extra: Any,
     ) -> NoReturn:
         """Run the command line and exit; never a traceback for bad input."""
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -73,6 +76,13 @@ class Program(click.Group):
         except RecursionError:
             return _fail("the input is nested too deeply", 1)
         return code if isinstance(code, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Output that nobody reads (``>&-``) goes nowhere; file descriptors 1 and 2 are taken by it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _fail(message: str, exit_code: int) -> int:
@@ -114,6 +124,6 @@ def main() -> None:
     """
 
 
-_TOOLS = (plan, simulate, fit, compare, export, validate, calibrate)
+_TOOLS = (plan, simulate, fit, compare, export, timeline, validate, calibrate)
 for _command in (*_TOOLS, models, clusters, frameworks):
     main.add_command(_command)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import PRECISIONS
-from parallelsim.units import format_count
 
 if TYPE_CHECKING:
     from parallelsim.fit import Task
@@ -118,7 +118,7 @@ def load_inputs(options: SpecOptions, num_gpus: int, *, any_precision: bool = Fa
     Raises:
         ParallelSimError: whatever is wrong with them.
     """
-    from parallelsim.fit import default_global_batch_size
+    from parallelsim.fit import default_batch_note, default_global_batch_size
 
     model, cluster, framework, precision = load_specs(
         options, num_gpus, any_precision=any_precision
@@ -127,10 +127,7 @@ def load_inputs(options: SpecOptions, num_gpus: int, *, any_precision: bool = Fa
     batch = options.global_batch_size
     if batch is None:
         batch = default_global_batch_size(model, num_gpus)
-        tokens = format_count(model.default_global_batch_tokens)
-        notes.append(
-            f"batch of {batch} sequences: the model's own {tokens} tokens (--global-batch-size)"
-        )
+        notes.append(f"{default_batch_note(model, num_gpus, batch)} (--global-batch-size)")
     if options.seq_length is None:
         notes.append(f"sequences of {model.seq_length} tokens, the model's own (--seq-length)")
     return Inputs(model, cluster, framework, batch, precision, with_defaults(options), tuple(notes))
@@ -239,6 +236,7 @@ def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
         precision=inputs.precision,
         fixed=fixed,
         limits=limits,
+        all_schedules=search.all_schedules,
     )
     return grid_search(space, top, search.memory_limit)
 
@@ -262,7 +260,20 @@ def fit_task(options: SpecOptions, search: SearchOptions) -> Task:
         dict(search.fixed),
         limits,
         search.memory_limit,
+        all_schedules=search.all_schedules,
     )
+
+
+@contextmanager
+def size_stated_in(file: str | None, stated: bool) -> Iterator[None]:
+    """Errors about the number of GPUs name the file's key where the file states it."""
+    try:
+        yield
+    except SpecError as error:
+        if not stated or error.key != "--gpus":
+            raise
+        message = str(error).removeprefix("--gpus: ")
+        raise SpecError(message, file=file, key="num_gpus") from None
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:

@@ -24,9 +24,7 @@ from parallelsim.cli_values import (
 )
 from parallelsim.errors import PlanError
 from parallelsim.plan import CHOICES, PRECISIONS
-from parallelsim.planfile import MAX_GPUS
-
-MAX_BATCH = 2**20
+from parallelsim.planfile import MAX_BATCH, MAX_GPUS
 
 SEARCHERS = ("grid",)
 """Values of ``--searcher``."""
@@ -67,6 +65,8 @@ class SearchOptions:
     limits: dict[str, Values]
     memory_limit: float
     searcher: str
+    all_schedules: bool = False
+    """Also the pipeline schedules that the framework does not run."""
 
 
 Command = Callable[..., Any]
@@ -104,7 +104,7 @@ def spec_options(command: Command) -> Command:
             ),
             click.option(
                 "--nic-gbit-per-s",
-                type=number_up_to(1e6),
+                type=number_up_to(1e6, low=1e-3),
                 metavar="X",
                 help="Network bandwidth per GPU, one way, where the cluster's file states none.",
             ),
@@ -157,12 +157,13 @@ def search_options(command: Command) -> Command:
         limit: tuple[Any, ...],
         memory_limit: float,
         searcher: str,
+        schedules: str,
         **options: Any,
     ) -> Any:
         fixed, limits = merged(fix, "--fix"), merged(limit, "--limit")
         for name in sorted(set(fixed) & set(limits)):
             raise click.UsageError(f"{name} is in --fix and in --limit; give it once")
-        search = SearchOptions(fixed, limits, memory_limit, searcher)
+        search = SearchOptions(fixed, limits, memory_limit, searcher, schedules == "all")
         return command(*args, search=search, **options)
 
     for option in reversed(
@@ -195,6 +196,13 @@ def search_options(command: Command) -> Command:
                 default="grid",
                 show_default=True,
                 help="grid tries every plan.",
+            ),
+            click.option(
+                "--schedules",
+                type=click.Choice(("framework", "all")),
+                default="framework",
+                show_default=True,
+                help="Pipeline schedules: those that the framework runs, or all that are known.",
             ),
         )
     ):

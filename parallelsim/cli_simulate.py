@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parallelsim.cli_inputs import Inputs, load_specs, shown_path, with_defaults
+from parallelsim.cli_defaults import assumed_words, with_searched_defaults
+from parallelsim.cli_inputs import Inputs, load_specs, shown_path, size_stated_in, with_defaults
 from parallelsim.cli_options import (
     SpecOptions,
     plan_options,
@@ -63,34 +64,37 @@ def simulate(
 ) -> None:
     """Predict the step time and the memory of one plan, term by term.
 
-    Fields that are left out have the plan's defaults (degree 1, switches off), and dp what is left
-    of the GPUs; the answer prints all of them. A plan that breaks a rule or does not fit is
-    answered too.
+    Degrees that are left out are 1, and dp what is left of the GPUs; other fields are what 'plan'
+    would search first, and a note names them. A plan that breaks a rule or does not fit is answered
+    too.
     """
     from parallelsim.simulate import simulate as simulated
 
-    inputs, one = _one_plan(spec, plan_file, rank, plan_fields)
+    inputs, one, assumed = one_plan(spec, plan_file, rank, plan_fields)
     simulation = simulated(inputs.model, inputs.cluster, inputs.framework, one, memory_limit)
     if as_json:
         from parallelsim.report.documents import json_text, simulate_document
 
-        click.echo(json_text(simulate_document(inputs.head(), simulation)))
+        head = inputs.head() | {"assumed": assumed}
+        click.echo(json_text(simulate_document(head, simulation)))
         return
     from parallelsim.report import single
     from parallelsim.rules import explain
 
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
+    if assumed:
+        click.echo(f"note: not given, so as in 'plan': {assumed_words(assumed)}", err=True)
     click.echo(inputs.header(memory_limit))
     single.print_simulation(
         simulation, explain(inputs.model, inputs.cluster, inputs.framework, one)
     )
 
 
-def _one_plan(
+def one_plan(
     spec: SpecOptions, plan_file: str | None, rank: int, changes: Mapping[str, Value]
-) -> tuple[Inputs, Plan]:
-    """The plan that file and options describe together, and its inputs."""
+) -> tuple[Inputs, Plan, dict[str, Any]]:
+    """The plan that file and options describe together, its inputs, and what was filled in."""
     stated: dict[str, Any] = {}
     resized = spec.num_gpus is not None or bool(changes.keys() & set(_DEGREES))
     if plan_file is not None:
@@ -115,9 +119,12 @@ def _one_plan(
     )
     from parallelsim.cli_inputs import load_inputs
 
-    inputs = load_inputs(spec, num_gpus, any_precision=True)
+    with size_stated_in(plan_file, plan_file is not None and not resized):
+        inputs = load_inputs(spec, num_gpus, any_precision=True)
     fields |= {"global_batch_size": inputs.global_batch_size, "precision": inputs.precision}
-    return inputs, with_sane_size(Plan.from_dict(fields))
+    Plan.from_dict(fields)  # names what is malformed before anything is filled in
+    fields, assumed = with_searched_defaults(fields, inputs.model, inputs.framework)
+    return inputs, with_sane_size(Plan.from_dict(fields)), assumed
 
 
 def _num_gpus(spec: SpecOptions, fields: dict[str, Any]) -> int:
@@ -167,9 +174,10 @@ def _document_inputs(document: PlanDocument, file: str) -> Inputs:
             precision=document.precision,
         )
     )
-    model, cluster, framework, precision = load_specs(
-        options, document.num_gpus, any_precision=True
-    )
+    with size_stated_in(file, options.num_gpus is not None):
+        model, cluster, framework, precision = load_specs(
+            options, document.num_gpus, any_precision=True
+        )
     return Inputs(model, cluster, framework, document.global_batch_size or 1, precision, options)
 
 
@@ -192,6 +200,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     """
     from parallelsim.compare import compare as compared
     from parallelsim.planfile import read_document
+    from parallelsim.rules import explain
     from parallelsim.simulate import simulate as simulated
 
     document = read_document(file)
@@ -204,7 +213,10 @@ def compare(file: str, top: int, as_json: bool) -> None:
     simulation = simulated(
         inputs.model, inputs.cluster, inputs.framework, [entry.plan for entry in entries]
     )
-    comparison = compared(simulation, [entry.rank for entry in entries])
+    cannot_run = [
+        explain(inputs.model, inputs.cluster, inputs.framework, entry.plan) for entry in entries
+    ]
+    comparison = compared(simulation, [entry.rank for entry in entries], cannot_run)
     if as_json:
         from parallelsim.report.documents import compare_document, json_text
 

@@ -50,16 +50,17 @@ def sequence_length(text: str | int) -> int:
     return tokens
 
 
-def number_up_to(high: float) -> Callable[[str | float], float]:
-    """Reads a finite number with ``0 < value <= high``."""
+def number_up_to(high: float, low: float = 0.0) -> Callable[[str | float], float]:
+    """Reads a finite number with ``0 < value`` and ``low <= value <= high``."""
+    bounds = f"from {low:g} to {high:g}" if low else f"above 0 and up to {high:g}"
 
     def number(text: str | float) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not 0 < value <= high:
-            raise click.BadParameter(f"{shown(text)} is no number above 0 and up to {high:g}")
+        if not (0 < value <= high and value >= low):
+            raise click.BadParameter(f"{shown(text)} is no number {bounds}")
         return value
 
     return number

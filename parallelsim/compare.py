@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelsim.report.labels import differences, label
+from parallelsim.rules import reasons
+from parallelsim.simulate import ZONES
 from parallelsim.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 MIN_SHARE = 0.001
 """Terms that differ by less than this share of the step are not named as a reason."""
+
+EQUAL_SHARE = 0.001
+"""Steps that differ by less are called equally fast."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +37,25 @@ class Comparison:
     """Bytes of the fullest stage by term."""
     why: tuple[str, ...]
     """One sentence for each plan after the first: why the first is faster, or is not."""
+    cannot_run: tuple[tuple[str, ...], ...] = ()
+    """For each plan what the rules that it breaks say; empty for a plan that runs."""
 
 
-def compare(simulation: Simulation, ranks: Sequence[int] | None = None) -> Comparison:
+def compare(
+    simulation: Simulation,
+    ranks: Sequence[int] | None = None,
+    cannot_run: Sequence[Sequence[str]] | None = None,
+) -> Comparison:
     """The plans of a simulation side by side, the first against each other one.
 
     Args:
         simulation: one or more plans.
         ranks: the number by which each plan is called; 1, 2, ... where left out.
+        cannot_run: for each plan what :func:`parallelsim.rules.explain` says of it; the names of
+            the rules that it breaks where left out.
     """
+    if cannot_run is None:
+        cannot_run = [reasons(int(mask)) for mask in np.asarray(simulation.reasons)]
     names = tuple(ranks) if ranks is not None else tuple(range(1, len(simulation.plans) + 1))
     time = {
         field.name: _floats(getattr(simulation.time, field.name))
@@ -53,13 +68,35 @@ def compare(simulation: Simulation, ranks: Sequence[int] | None = None) -> Compa
     steps = _floats(simulation.step_time_s)
     peaks = _floats(simulation.peak_memory_bytes)
     why = tuple(
-        _sentence(simulation, names, time, steps, peaks, other) for other in range(1, len(steps))
+        _broken_sentence(names, cannot_run, other)
+        or _sentence(simulation, names, time, steps, peaks, other)
+        for other in range(1, len(steps))
     )
-    return Comparison(names, steps, peaks, time, memory, why)
+    broken = tuple(tuple(messages) for messages in cannot_run)
+    too_large = [
+        f"Plan {rank} does not fit in memory."
+        for rank, zone in zip(names, np.asarray(simulation.zone), strict=True)
+        if ZONES[int(zone)] == "out"
+    ]
+    why = tuple(" ".join([sentence, *too_large]) for sentence in why)
+    return Comparison(names, steps, peaks, time, memory, why, broken)
 
 
 def _floats(values: object) -> tuple[float, ...]:
     return tuple(float(value) for value in np.asarray(values))
+
+
+def _broken_sentence(
+    ranks: tuple[int, ...], cannot_run: Sequence[Sequence[str]], other: int
+) -> str:
+    """No time of a plan that cannot run wins; empty where both can."""
+    broken = [index for index in (0, other) if cannot_run[index]]
+    if not broken:
+        return ""
+    if len(broken) == 2:
+        return f"Neither plan {ranks[0]} nor plan {ranks[other]} can run: neither wins."
+    able = ranks[other if broken == [0] else 0]
+    return f"Plan {ranks[broken[0]]} cannot run, so its times are no answer; plan {able} can."
 
 
 def _sentence(
@@ -85,9 +122,10 @@ def _sentence(
             )
     else:
         gain = second / first - 1
-        how_much = f"{format_percent(abs(gain))} {'faster' if gain > 0 else 'slower'}"
-        verdict = f"{me} ({format_seconds(first)}) is {how_much} than {it}"
-        verdict += f" ({format_seconds(second)})"
+        how_much = f"{format_percent(abs(gain))} {'faster' if gain > 0 else 'slower'} than {it}"
+        if abs(gain) < EQUAL_SHARE:
+            how_much = f"as fast as (within {EQUAL_SHARE:.1%}) {it}".replace("%", " %")
+        verdict = f"{me} ({format_seconds(first)}) is {how_much} ({format_seconds(second)})"
     saved = {name: values[other] - values[0] for name, values in time.items()}
     gains = _named(saved, first)
     losses = _named({name: -value for name, value in saved.items()}, first)

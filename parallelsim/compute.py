@@ -8,7 +8,7 @@ import numpy as np
 
 from parallelsim.cluster import AcceleratorSpec
 from parallelsim.framework import FrameworkSpec
-from parallelsim.operators import AttentionCore, FloatArray, Gemm, IntArray
+from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, Gemm, IntArray
 from parallelsim.plan import PRECISIONS
 
 WGRAD_RATIO = 1.06
@@ -25,9 +25,6 @@ SOFTMAX_BYTES = {"fused": (4.0, 6.0), "fused-dropout": (9.0, 11.0), "eager": (28
 STREAM_EFFICIENCY = 0.75
 """Share of memory bandwidth of plain streaming kernels, docs/equations.md T4."""
 
-_FP8 = tuple(name.startswith(("fp8", "mxfp8", "nvfp4")) for name in PRECISIONS)
-IS_FP8 = np.array(_FP8)
-"""By precision code: GEMMs run in 8 bits or fewer."""
 CURRENT_SCALING = np.array(
     [name in ("fp8-current", "fp8-blockwise") for name in PRECISIONS], np.float64
 )
@@ -55,7 +52,7 @@ def gemm_rates(accelerator: AcceleratorSpec, framework: FrameworkSpec) -> GemmRa
     gemm = accelerator.gemm
     sustained = accelerator.sustained_efficiency * framework.compute.gemm_efficiency
     flops, k0 = [], []
-    for name, fp8 in zip(PRECISIONS, _FP8, strict=True):
+    for name, fp8 in zip(PRECISIONS, IS_FP8.tolist(), strict=True):
         peak = peak_flops(accelerator, name)
         if fp8:
             e8 = accelerator.gemm_fp8_max_efficiency
@@ -86,7 +83,8 @@ def gemm_time(
 ) -> FloatArray:
     """Seconds of one GEMM.
 
-    t = max( 2 (m + m0) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0   (docs/equations.md T1)
+    t = max( 2 (m + m0) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0
+    (docs/equations.md T1)
 
     Neglects: tile and wave quantisation (no gain on whole steps), layouts other than the forward's.
     """
@@ -106,8 +104,15 @@ def gemm_backward_time(
     """
     m, n, k = gemm
     input_gradient = gemm_time(accelerator, rates, precision, Gemm(m, k, n))
-    weight_gradient = gemm_time(accelerator, rates, precision, Gemm(n, k, m))
-    return input_gradient + WGRAD_RATIO * weight_gradient
+    return input_gradient + weight_gradient_time(accelerator, rates, precision, gemm)
+
+
+def weight_gradient_time(
+    accelerator: AcceleratorSpec, rates: GemmRates, precision: IntArray, gemm: Gemm
+) -> FloatArray:
+    """Seconds of the weight gradient alone: what a split backward can put off."""
+    m, n, k = gemm
+    return WGRAD_RATIO * gemm_time(accelerator, rates, precision, Gemm(n, k, m))
 
 
 def attention_time(

@@ -23,7 +23,6 @@ from parallelsim.collectives import Network
 from parallelsim.compute import (
     CURRENT_SCALING,
     FP8_CAST_FACTOR,
-    IS_FP8,
     STREAM_EFFICIENCY,
     GemmRates,
     attention_time,
@@ -31,6 +30,7 @@ from parallelsim.compute import (
     gemm_rates,
     gemm_time,
     memory_bound_time,
+    weight_gradient_time,
 )
 from parallelsim.exposure import (
     A2A,
@@ -42,6 +42,7 @@ from parallelsim.exposure import (
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import Layer, ModelSpec
 from parallelsim.operators import (
+    IS_FP8,
     FloatArray,
     Gemm,
     IntArray,
@@ -83,6 +84,8 @@ class LayerCosts:
     """Attention core run again, with recompute = selective."""
     forward_s: FloatArray
     """The forward pass alone, with its communication: what full recompute repeats."""
+    weight_s: FloatArray
+    """Of the backward, the weight gradients' GEMMs: what split-backward schedules put off."""
     saved_bytes: FloatArray
     parameters: FloatArray
 
@@ -97,6 +100,8 @@ class EdgeCosts:
     head_s: FloatArray
     """Forward and backward, with the loss."""
     head_forward_s: FloatArray
+    head_weight_s: FloatArray
+    """Of the head's backward, the output matrix's weight gradient."""
     embedding_parameters: FloatArray
     output_parameters: FloatArray
     """Output matrix, tied or not."""
@@ -138,6 +143,7 @@ def _one_layer(
     gemms = layer_gemms(model, layer, keys)
     gemm_f = _sum(gemm_time(accelerator, rates, keys.precision, g) for g in gemms)
     gemm_b = _sum(gemm_backward_time(accelerator, rates, keys.precision, g) for g in gemms)
+    gemm_w = _sum(weight_gradient_time(accelerator, rates, keys.precision, g) for g in gemms)
     parameters = rank_layer_parameters(model, layer, keys)
 
     core = attention_core(model, layer, keys)
@@ -170,6 +176,7 @@ def _one_layer(
         cp_exposed_s=cp.forward_s + cp.backward_s,
         selective_s=np.where(keys.selective > 0, attention_f, 0.0),
         forward_s=gpu_f + host_f,
+        weight_s=gemm_w,
         saved_bytes=layer_saved_bytes(model, layer, framework, keys),
         parameters=parameters,
     )
@@ -207,7 +214,8 @@ def host_stalls(
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds that one layer's GPU work waits for its launches, forward and backward.
 
-    stall = (gpu^p + cpu^p)^(1/p) - gpu, cpu = c (1 + a [tp > 1] + b [cp > 1])   (docs/equations.md T6)
+    stall = (gpu^p + cpu^p)^(1/p) - gpu, cpu = c (1 + a [tp > 1] + b [cp > 1])   (docs/equations.md
+    T6)
     """
     host = framework.host
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
@@ -247,6 +255,7 @@ def edge_costs(
     )
     forward = _sum(gemm_time(accelerator, rates, head_precision, g) for g in gemms)
     backward = _sum(gemm_backward_time(accelerator, rates, head_precision, g) for g in gemms)
+    weight = _sum(weight_gradient_time(accelerator, rates, head_precision, g) for g in gemms)
     loss = memory_bound_time(accelerator, framework, passes * 4.0 * tokens * vocab)
     exposed = head_tensor_parallel_exposed(model, framework.overlap, network, keys)
     group = network.group(keys.tp, np.ones(len(keys.tp)))
@@ -260,6 +269,7 @@ def edge_costs(
         embedding_forward_s=embedding_forward,
         head_s=forward + backward + loss + exposed,
         head_forward_s=forward + LOSS_FORWARD_SHARE * loss + exposed / 3,
+        head_weight_s=weight,
         embedding_parameters=rank_embedding_parameters(model, keys),
         output_parameters=output_parameters,
         head_parameters=head_parameters,

@@ -43,7 +43,12 @@ class UnknownNameError(SpecError):
 
         names = sorted(known)
         near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else f"see 'parallelsim {kind}s'"
+        if not near and len(name) > 2:
+            near = [known_name for known_name in names if name.lower() in known_name][:3]
+        others = f"see 'parallelsim {kind}s'"
+        if kind == "accelerator":  # has no command of its own
+            others = f"there are {', '.join(names)}"
+        hint = f"did you mean {', '.join(near)}?" if near else others
         shown = name if len(name) <= 80 else name[:77] + "..."
         super().__init__(f"unknown {kind} {shown!r}: {hint}")
         self.name = name

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelsim.collectives import Network
-from parallelsim.compute import IS_FP8
 from parallelsim.framework import OverlapFacts
 from parallelsim.model import Layer, ModelSpec
-from parallelsim.operators import FloatArray, IntArray, OperatorKeys, kv_width
+from parallelsim.operators import IS_FP8, FloatArray, IntArray, OperatorKeys, kv_width
 from parallelsim.plan import code
 
 RING_HOP_S = 20e-6
@@ -134,6 +133,15 @@ def pipeline_transfer_time(
     return np.where(pp > 1, time, 0.0)
 
 
+class DataParallel(NamedTuple):
+    """Exposed seconds of a step, shape [P]."""
+
+    reduce_s: FloatArray
+    """Of the gradients, at its end."""
+    gather_s: FloatArray
+    """Of the parameters, at its beginning."""
+
+
 def data_parallel_exposed(
     overlap: OverlapFacts,
     network: Network,
@@ -148,7 +156,7 @@ def data_parallel_exposed(
     micro_batch_s: FloatArray,
     window: FloatArray,
     num_micro_batches: FloatArray,
-) -> FloatArray:
+) -> DataParallel:
     """Seconds of gradient reduction and parameter gathering that a step pays for.
 
     exposed = max(t - eta share w tau, floor t) for each collective, t itself without overlap
@@ -175,4 +183,4 @@ def data_parallel_exposed(
     if (zero > 1).any():
         reduce = reduce * np.where(zero >= 2, num_micro_batches, 1.0)
         gather = gather * np.where(zero == 3, 2 * num_micro_batches, 1.0)
-    return reduce + gather
+    return DataParallel(reduce, gather)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from parallelsim.cluster import ClusterSpec
-from parallelsim.errors import SpecError
+from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
+from parallelsim.planfile import MAX_BATCH
 from parallelsim.simulate import TIGHT_LIMIT
+from parallelsim.units import format_count
 
 if TYPE_CHECKING:
     from parallelsim.search.result import SearchResult
@@ -25,6 +29,21 @@ MAX_SCAN = 32
 """Sizes between two powers of two are tried one by one up to this many, and halved above."""
 BATCH_TOLERANCE = 1 / 16
 """A default batch may move by this share to a number that the GPUs divide better."""
+
+DEGREES = ("tp", "cp", "pp", "dp")
+
+
+class TimeIsUpError(Exception):
+    """A search was not begun: it would not end before the task's deadline."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When searches have to be over, and how fast they are."""
+
+    end_s: float
+    """On the clock of ``time.perf_counter``."""
+    candidates_per_s: float
 
 
 @dataclass(frozen=True)
@@ -52,11 +71,23 @@ class Fit:
     smallest: SizedResult | None
     """None: no size up to the cluster's largest trains it."""
     below: SizedResult | None
-    """The next smaller size that was tried and did not: its nearest miss says what binds."""
+    """The next smaller size that was tried and did not, or without a smallest the one that missed
+    by least: its nearest miss says what binds.
+    """
     exhaustive: bool
     """Every size below the smallest one that whole nodes allow, down to half of it, was tried."""
     changes: tuple[Change, ...]
     """What would train it on fewer GPUs."""
+    tried: tuple[int, ...] = ()
+    """Sizes that were searched, ascending."""
+    ruled_out: tuple[int, ...] = ()
+    """Sizes passed over: a smaller one missed by more than sharing its memory out would mend."""
+    nearest: SizedResult | None = None
+    """The size that misses by least; odd sizes just below the smallest may have no good plan."""
+    refused: str = ""
+    """Why no size was searched at all: no size holds the fixed values."""
+    tried_changes: tuple[str, ...] = ()
+    """All changes that were tried, in words."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +105,26 @@ class Task:
     memory_limit: float = 0.80
     progress: Callable[[int], None] | None = None
     """Told the number of GPUs before each search."""
+    all_schedules: bool = False
+    """Also the pipeline schedules that the framework does not run."""
+    deadline: Deadline | None = None
+    """No search is begun that would last beyond it."""
+
+    def holds(self, num_gpus: int) -> bool:
+        """Whether the fixed degrees, and some of the limited ones, divide this many GPUs."""
+        fixed = self.fixed or {}
+        if num_gpus % prod(int(fixed[name]) for name in DEGREES if name in fixed):
+            return False
+        limits = [values for name, values in (self.limits or {}).items() if name in DEGREES]
+        return all(any(num_gpus % int(value) == 0 for value in values) for values in limits)
 
     def search(self, num_gpus: int) -> SizedResult:
-        """The best plan for one size."""
+        """The best plan for one size.
+
+        Raises:
+            PlanError: this size cannot hold the fixed values.
+            TimeIsUpError: the search would last beyond the deadline.
+        """
         from parallelsim.search.grid import grid_search
         from parallelsim.search.space import SearchSpace
 
@@ -91,7 +139,12 @@ class Task:
             precision=self.precision,
             fixed=dict(self.fixed or {}),
             limits=dict(self.limits or {}),
+            all_schedules=self.all_schedules,
         )
+        if self.deadline:
+            needed = space.num_candidates / self.deadline.candidates_per_s
+            if time.perf_counter() + needed > self.deadline.end_s:
+                raise TimeIsUpError
         result = grid_search(space, 1, self.memory_limit)
         if result.partial:
             raise KeyboardInterrupt
@@ -130,17 +183,31 @@ def default_global_batch_size(model: ModelSpec, num_gpus: int) -> int:
     The batch is a multiple of dp times the micro-batch: 4.0 M tokens of 8192 are 488 sequences,
     which few dp divide; 512 is near and all powers of two divide it.
 
+    At most ``MAX_BATCH`` sequences.
+
     Raises:
         SpecError: the model's file states no batch.
     """
     if model.default_global_batch_tokens < 1:
         raise SpecError(f"{model.name} states no batch; give --global-batch-size (sequences)")
-    wanted = model.default_global_batch_tokens / model.seq_length
+    wanted = min(model.default_global_batch_tokens / model.seq_length, MAX_BATCH)
     for divisor in (d for d in range(num_gpus, 0, -1) if num_gpus % d == 0):
         batch = round(wanted / divisor) * divisor
-        if batch and abs(batch - wanted) <= BATCH_TOLERANCE * wanted:
+        if 0 < batch <= MAX_BATCH and abs(batch - wanted) <= BATCH_TOLERANCE * wanted:
             return batch
     return max(1, round(wanted))
+
+
+def default_batch_note(model: ModelSpec, num_gpus: int, batch: int) -> str:
+    """Where the default batch comes from, and why it is not the model's own to the sequence."""
+    own = round(model.default_global_batch_tokens / model.seq_length)
+    tokens = f"the model's own {format_count(model.default_global_batch_tokens)} tokens"
+    if own > MAX_BATCH:
+        return f"batch of {batch} sequences, the most there may be: {tokens} would be {own}"
+    if batch == own:
+        return f"batch of {batch} sequences: {tokens}"
+    why = f"which {num_gpus} GPUs divide better"
+    return f"batch of {batch} sequences, not {own} ({tokens}): {batch} is near, {why}"
 
 
 def fit(
@@ -150,116 +217,165 @@ def fit(
 
     Sizes double from ``at_least`` until one fits; then those between it and the last that did not
     are tried in ascending order (or halved, where they are more than ``MAX_SCAN``). A size is
-    passed over where a smaller one missed by more than perfect sharding could make up for.
+    passed over where the fixed values do not divide it, and where a smaller one missed by more
+    than perfect sharding could make up for.
     """
-    smallest: SizedResult | None = None
-    below: SizedResult | None = None
+    walk = _Walk(task)
+    smallest = walk.up(at_least, at_most)
     exhaustive = True
-    for num_gpus in _doubling_sizes(task.cluster, at_least, at_most):
-        if not _hopeless(below, num_gpus, task.memory_limit):
-            sized = task.search(num_gpus)
-            if len(sized.result.plans):
-                smallest = sized
-                break
-            below = _nearer(below, sized)
     if smallest:
-        low = below.num_gpus if below else at_least - 1
-        between = [
-            n
-            for n in allowed_sizes(task.cluster, low + 1, smallest.num_gpus - 1)
-            if not _hopeless(below, n, task.memory_limit)
-        ]
+        low = walk.nearest.num_gpus if walk.nearest else at_least - 1
+        sizes = _sizes(task, low + 1, smallest.num_gpus - 1)
+        between = [n for n in sizes if not walk.hopeless(n)]
         exhaustive = len(between) <= MAX_SCAN
-        refine = _first_fit if exhaustive else _bisection
-        smallest, below = refine(between, task.search, smallest, below)
+        smallest = (_first_fit if exhaustive else _bisection)(between, walk, smallest)
+        if with_changes:
+            smallest = walk.down(smallest, at_least)
+    below = walk.largest_below(smallest.num_gpus) if smallest else walk.nearest
     changes: tuple[Change, ...] = ()
     if with_changes:
-        changes = _changes_that_help(task, smallest, below, at_least, at_most)
-    return Fit(smallest, below, exhaustive, changes)
+        changes = _changes_that_help(task, smallest, walk.nearest, at_least, at_most)
+    return Fit(
+        smallest,
+        below,
+        exhaustive,
+        changes,
+        tried=tuple(sorted(walk.results)),
+        nearest=walk.nearest,
+        ruled_out=tuple(sorted(walk.ruled_out - walk.results.keys())),
+        refused=walk.refused if not walk.results else "",
+        tried_changes=tuple(what for what, _ in task.changes()) if with_changes else (),
+    )
+
+
+@dataclass
+class _Walk:
+    """The searches of one task so far."""
+
+    task: Task
+    results: dict[int, SizedResult] = field(default_factory=dict)
+    """By size."""
+    ruled_out: set[int] = field(default_factory=set)
+    refused: str = ""
+    """What the last size said that could not hold the fixed values."""
+    nearest: SizedResult | None = None
+    """The miss that needs the smallest share of memory."""
+
+    def search(self, num_gpus: int) -> SizedResult | None:
+        """The result at one size, if it has a safe plan."""
+        if num_gpus not in self.results:
+            try:
+                sized = self.task.search(num_gpus)
+            except PlanError as error:
+                self.refused = str(error)
+                return None
+            self.results[num_gpus] = sized
+            if not len(sized.result.plans):
+                self.nearest = _nearer(self.nearest, sized)
+        sized = self.results[num_gpus]
+        return sized if len(sized.result.plans) else None
+
+    def hopeless(self, num_gpus: int) -> bool:
+        """Whether memory shared out over ``num_gpus`` stays ``SPARE`` times above the limit."""
+        if self.nearest is None or not len(self.nearest.result.nearest_miss):
+            return False
+        use = float(self.nearest.result.nearest_miss.memory_use_frac[0])
+        hopeless = use * self.nearest.num_gpus / num_gpus > SPARE * self.task.memory_limit
+        if hopeless:
+            self.ruled_out.add(num_gpus)
+        return hopeless
+
+    def up(self, low: int, high: int) -> SizedResult | None:
+        """The first of the doubling sizes that fits; the largest is searched in any case."""
+        size = None
+        for size in _doubling_sizes(self.task, low, high):
+            if not self.hopeless(size) and (found := self.search(size)):
+                return found
+        return self.search(size) if size else None
+
+    def down(self, smallest: SizedResult, low: int) -> SizedResult:
+        """The next smaller size is searched in any case: it says what binds (or fits after all)."""
+        while True:
+            smaller = list(_sizes(self.task, low, smallest.num_gpus - 1))
+            found = self.search(smaller[-1]) if smaller else None
+            if not found:
+                return smallest
+            smallest = found
+
+    def largest_below(self, num_gpus: int) -> SizedResult | None:
+        """Of the sizes searched."""
+        smaller = [n for n in self.results if n < num_gpus]
+        return self.results[max(smaller)] if smaller else None
 
 
 def allowed_sizes(cluster: ClusterSpec, low: int, high: int) -> list[int]:
     """Every size within [low, high] that the cluster can have, ascending."""
+    return list(_cluster_sizes(cluster, low, high))
+
+
+def _cluster_sizes(cluster: ClusterSpec, low: int, high: int) -> Iterator[int]:
     node = cluster.gpus_per_node
-    inside = [n for n in range(1, node) if node % n == 0]
-    first = max(1, -(-low // node)) * node
-    candidates = [*inside, *range(first, high + 1, node)]
-    return [n for n in candidates if low <= n <= high and _possible(cluster, n)]
+    high = min(high, cluster.max_gpus or high)
+    if len(cluster.tiers) < 2:
+        high = min(high, cluster.domain_size)  # nothing is known of a network beyond
+    yield from (n for n in range(low, min(node, high + 1)) if node % n == 0)
+    yield from range(max(1, -(-low // node)) * node, high + 1, node)
 
 
-def _doubling_sizes(cluster: ClusterSpec, low: int, high: int) -> list[int]:
-    """The divisors of a node, then node times powers of two."""
-    node = cluster.gpus_per_node
-    inside = [n for n in range(1, node) if node % n == 0]
-    beyond = [node * 2**k for k in range(40) if node * 2**k <= high]
-    sizes = [n for n in (*inside, *beyond) if low <= n <= high and _possible(cluster, n)]
-    return sizes or allowed_sizes(cluster, low, min(high, low + node))[:1]
+def _sizes(task: Task, low: int, high: int) -> Iterator[int]:
+    """Sizes within [low, high] that the cluster can have and that the fixed degrees divide."""
+    return (n for n in _cluster_sizes(task.cluster, max(low, 1), high) if task.holds(n))
 
 
-def _possible(cluster: ClusterSpec, num_gpus: int) -> bool:
-    try:
-        cluster.with_num_gpus(num_gpus)
-    except SpecError:
-        return False
-    return True
+def _doubling_sizes(task: Task, low: int, high: int) -> Iterator[int]:
+    """The first size from ``low`` on, then each time the first that is twice as large or more."""
+    while size := next(_sizes(task, low, high), 0):
+        yield size
+        low = 2 * size
 
 
-def _hopeless(below: SizedResult | None, num_gpus: int, memory_limit: float) -> bool:
-    """Whether memory shared out over ``num_gpus`` stays ``SPARE`` times above the limit."""
-    if below is None or not len(below.result.nearest_miss):
-        return False
-    use = float(below.result.nearest_miss.memory_use_frac[0])
-    return use * below.num_gpus / num_gpus > SPARE * memory_limit
+def _first_fit(between: list[int], walk: _Walk, found: SizedResult) -> SizedResult:
+    return next(filter(None, map(walk.search, between)), found)
 
 
-Search = Callable[[int], SizedResult]
-
-
-def _first_fit(
-    between: list[int], search: Search, found: SizedResult, below: SizedResult | None
-) -> tuple[SizedResult, SizedResult | None]:
-    for num_gpus in between:
-        sized = search(num_gpus)
-        if len(sized.result.plans):
-            return sized, below
-        below = _nearer(below, sized)
-    return found, below
-
-
-def _bisection(
-    between: list[int], search: Search, found: SizedResult, below: SizedResult | None
-) -> tuple[SizedResult, SizedResult | None]:
+def _bisection(between: list[int], walk: _Walk, found: SizedResult) -> SizedResult:
     while between:
         middle = len(between) // 2
-        sized = search(between[middle])
-        if len(sized.result.plans):
+        sized = walk.search(between[middle])
+        if sized:
             found, between = sized, between[:middle]
         else:
-            below, between = _nearer(below, sized), between[middle + 1 :]
-    return found, below
+            between = between[middle + 1 :]
+    return found
 
 
 def _changes_that_help(
-    task: Task, smallest: SizedResult | None, below: SizedResult | None, low: int, high: int
+    task: Task, smallest: SizedResult | None, nearest: SizedResult | None, low: int, high: int
 ) -> tuple[Change, ...]:
     """Each change with the smallest size that it allows, from the nearest miss downwards."""
-    if smallest is None:
-        sizes = _doubling_sizes(task.cluster, low, high)[-1:]
-    else:
-        highest = below.num_gpus if below else smallest.num_gpus - 1
-        sizes = allowed_sizes(task.cluster, max(low, smallest.num_gpus // 4), highest)
     helping = []
     for what, changed in task.changes():
+        if smallest is None:
+            sizes = list(_doubling_sizes(changed, low, high))[-1:]
+        else:
+            highest = smallest.num_gpus - 1
+            highest = min(highest, nearest.num_gpus) if nearest else highest
+            sizes = list(_sizes(changed, max(low, smallest.num_gpus // 4), highest))
         found: SizedResult | None = None
         num_misses = 0
         for num_gpus in reversed(sizes):
-            sized = changed.search(num_gpus)
+            try:
+                sized = changed.search(num_gpus)
+            except PlanError:
+                continue
             if len(sized.result.plans):
                 found, num_misses = sized, 0
             else:
                 num_misses += 1
             if num_misses == MAX_MISSES:
                 break
+        if found and smallest is None:  # the largest size: look for the smallest
+            found = fit(changed, at_least=low, at_most=high, with_changes=False).smallest
         if found:
             helping.append(Change(what, found))
     return tuple(helping)

@@ -34,6 +34,8 @@ class Capabilities:
     cross_entropy_fusion: bool
     cuda_graphs: bool
     kv_replication: bool
+    min_compute_capability: float
+    """CUDA compute capability that the kernels need; 0: any. GPUs without CUDA are not refused."""
     """Tensor parallelism above the number of key/value heads replicates them (else it is
     refused).
     """
@@ -134,7 +136,9 @@ class MemoryFacts:
     """Saved bytes for each token and ffn unit: 6 with fused SwiGLU, 8 without."""
     mlp_bytes_plain: float
     fp8_input_bytes: float
-    """Of a GEMM input saved for the weight gradient, with an fp8 precision: 1 where it is kept in fp8."""
+    """Of a GEMM input saved for the weight gradient, with an fp8 precision: 1 where it is kept in
+    fp8.
+    """
     logits_bytes: float
     """Bytes for each token and (sharded) vocabulary entry at the loss."""
     logits_bytes_fused: float

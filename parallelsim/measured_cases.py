@@ -7,7 +7,7 @@ the framework's default (:mod:`parallelsim.run_defaults`), and :attr:`Case.assum
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from parallelsim.catalog import (
@@ -30,12 +30,18 @@ from parallelsim.measured_text import (
 )
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
-from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, Plan
+from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan
 from parallelsim.run_defaults import RunDefaults, run_defaults
 from parallelsim.stage_split import stage_split
 
 GPT2_VOCAB_SIZE = 50_257
 """Rows of the GPT-2 tokenizer, Megatron's default for GPT models (GPT2BPETokenizer)."""
+SCHEDULE_ALIASES = {"zb-1p": "zb-h1", "zb-2p": "zb-h2"}
+"""Names of measured runs: the automatic schedules with the memory of ZB-H1 and ZB-H2
+(arXiv:2401.10241, section 5)."""
+OF_FORKS = frozenset(SCHEDULES) - {"none", "1f1b", "interleaved-1f1b", "gpipe"}
+"""Schedules that a paper built into its own version of the row's software."""
+FRAMEWORK_FACTS = ("flash_attention", "notes", "schedule")
 _T = TypeVar("_T")
 
 
@@ -74,8 +80,8 @@ class CaseBuilder:
         base = self._framework(run)
         defaults = run_defaults(base.name, follows_recipe=follows_recipe(facts))
         framework: FrameworkSpec = self._once(
-            ("framework", base.name, *(facts.text(k) for k in ("flash_attention", "notes"))),
-            lambda: self._interned("framework", framework_variant(base, facts)),
+            ("framework", base.name, *(facts.text(k) for k in FRAMEWORK_FACTS)),
+            lambda: self._interned("framework", _as_forked(framework_variant(base, facts), facts)),
         )
         assumed: list[str] = []
         try:
@@ -132,7 +138,7 @@ def _refuse_unsupported(facts: Facts) -> None:
         raise RowError("not supported yet: FSDP (ZeRO 3)")
     if states_offload(facts):
         raise RowError("not supported yet: offload to the host")
-    schedule = facts.text("schedule")
+    schedule = _stated_schedule(facts)
     if schedule and schedule not in SCHEDULES:
         raise RowError(f"not supported yet: schedule {schedule[:30]}")
     if facts.text("sequence_parallel").lower().startswith("deepspeed-ulysses"):
@@ -245,6 +251,9 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
             f"global_batch_size={batch} is no multiple of micro_batch_size x dp = {micro * dp}"
         )
     vpp = facts.count("vpp")
+    if vpp is None and _stated_schedule(facts) in WAVES:
+        vpp = 2
+        assumed.append("vpp=2")
     if vpp is None:
         vpp = 1
         interleaves = facts.text("schedule") in ("", "interleaved-1f1b")
@@ -270,12 +279,31 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
     }
 
 
+def _stated_schedule(facts: Facts) -> str:
+    """The row's schedule under the name that plans use; empty where it states none."""
+    stated = facts.text("schedule")
+    return SCHEDULE_ALIASES.get(stated, stated)
+
+
 def _schedule(facts: Facts, pp: int, vpp: int) -> str:
+    stated = _stated_schedule(facts)
     if pp == 1:
         return "none"
+    if stated in OF_FORKS:
+        return stated
     if vpp > 1:
         return "interleaved-1f1b"
-    return "gpipe" if facts.text("schedule") == "gpipe" else "1f1b"
+    return "gpipe" if stated == "gpipe" else "1f1b"
+
+
+def _as_forked(framework: FrameworkSpec, facts: Facts) -> FrameworkSpec:
+    """The framework with the schedule that the row's own version of it added."""
+    stated = _stated_schedule(facts)
+    if stated not in OF_FORKS:
+        return framework
+    can = framework.capabilities
+    schedules = tuple(dict.fromkeys((*can.schedules, stated)))
+    return replace(framework, capabilities=replace(can, schedules=schedules))
 
 
 def _precision(

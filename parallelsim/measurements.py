@@ -34,7 +34,6 @@ REQUIRED = (
 MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gb", "oom")
 """Columns of which a table must have one."""
 MAX_ROWS = 1_000_000
-MAX_ROW_BYTES = 1 << 17
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 

@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelsim.compute import IS_FP8
 from parallelsim.costs import SELECTIVE, CostTable
 from parallelsim.framework import MemoryFacts
-from parallelsim.operators import FloatArray, IntArray
-from parallelsim.pipeline import in_flight_micro_batches
+from parallelsim.operators import IS_FP8, FloatArray, IntArray
+from parallelsim.pipeline import PIPEDREAM_2BW, in_flight_micro_batches
 from parallelsim.plan import PRECISIONS, PlanBatch, code
-from parallelsim.stages import Columns, StageLayers, plan_columns
+from parallelsim.stages import Columns, plan_columns
 
+CHIMERA = code("schedule", "chimera")
 FP32 = code("grad_dtype", "fp32")
 IS_FP32 = np.arange(len(PRECISIONS)) == code("precision", "fp32")
 
@@ -92,14 +92,18 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     """S of the module's equation: 2 + 4 + 12 bytes a parameter (fp32: 4 + 4 + 8), sharded by ZeRO.
 
     A tied output matrix is one with the embedding where a single stage holds both, a copy
-    otherwise.
+    otherwise. Two copies of the model share the optimizer's shards; PipeDream-2BW keeps a second
+    version of the weights.
     """
-    facts, edge, is_single = table.framework.memory, table.edge, columns.is_single
+    facts, edge, ends = table.framework.memory, table.edge, columns.ends
     head, output = edge.head_parameters[rows], edge.output_parameters[rows]
     if table.model.tied_embeddings:
-        output = output * (1 - is_single)
+        output = output * (ends.head_first < 1)
     last = head + output
     parameter_bytes = _parameter_bytes(facts)[plans.precision]
+    stashes = plans.schedule == PIPEDREAM_2BW
+    if stashes.any():
+        parameter_bytes = np.where(stashes, 2 * parameter_bytes, parameter_bytes)
     gradient_bytes = np.where(
         plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
     )
@@ -113,11 +117,13 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     state_bytes = _optimizer_bytes(facts)[plans.precision]
     return States(
         layer_parameters=layer_parameters,
-        first_parameters=edge.embedding_parameters[rows] + last * is_single,
-        last_parameters=last * (1 - is_single),
+        first_parameters=edge.embedding_parameters[rows] + last * np.ceil(ends.head_first),
+        last_parameters=last * np.ceil(ends.head_last)
+        + edge.embedding_parameters[rows] * np.ceil(ends.embedding_last),
         parameter_bytes=parameter_bytes,
         gradient_bytes=gradient_bytes,
-        optimizer_bytes=state_bytes / np.where(plans.zero >= 1, columns.shards, 1.0),
+        optimizer_bytes=state_bytes
+        / np.where(plans.zero >= 1, columns.shards * ends.copies, 1.0),
         gathered_bytes=gathered,
     )
 
@@ -144,11 +150,12 @@ def activations(table: CostTable, rows: IntArray) -> Activations:
     )
 
 
-def most_parameters(held: States, layers: StageLayers) -> FloatArray:
+def most_parameters(held: States, columns: Columns) -> FloatArray:
     """Parameters of the rank that holds most, before any sharding over data parallelism."""
-    first = layers.first * held.layer_parameters + held.first_parameters
-    last = layers.last * held.layer_parameters + held.last_parameters
-    middle = layers.middle * held.layer_parameters
+    each, layers = held.layer_parameters * columns.ends.copies, columns.layers
+    first = layers.first * each + held.first_parameters
+    last = layers.last * each + held.last_parameters
+    middle = layers.middle * each
     return np.maximum(np.maximum(first, middle), last)
 
 
@@ -158,6 +165,7 @@ class Stage(NamedTuple):
     position: FloatArray
     """From 0."""
     layers: FloatArray
+    """That a micro-batch passes; of two copies of the model, the mean of both stages."""
     recomputed: FloatArray
     edge_parameters: FloatArray | float
     is_first: FloatArray | float
@@ -178,7 +186,8 @@ def stage_memory(
     tensors, buffers of individual collectives.
     """
     facts = table.framework.memory
-    parameters = stage.layers * held.layer_parameters + stage.edge_parameters
+    layers = stage.layers * columns.ends.copies
+    parameters = layers * held.layer_parameters + stage.edge_parameters
     in_flight = in_flight_micro_batches(
         plans.schedule, columns.pp, columns.vpp, stage.position, columns.num_micro_batches
     )
@@ -213,7 +222,7 @@ def fullest_stage(
     """(breakdown, total bytes, index) of the stage that needs most: the first, second, or last.
 
     In-flight micro-batches fall from stage to stage, so the second is the fullest of the middle
-    ones.
+    ones; Hanayo's rise towards the last, Chimera's towards the middle.
     """
     candidates = _candidates(table, rows, plans, columns, held)
     _, chosen = candidates[0]
@@ -274,14 +283,18 @@ def _candidates(
     """
     saved = activations(table, rows)
     layers, again = columns.layers, columns.recomputed
-    zeros = np.zeros(len(plans))
-    is_single = columns.is_single
-    stages = [Stage(zeros, layers.first, again.first, held.first_parameters, 1.0, is_single)]
-    if not is_single.all():
-        last, apart = columns.pp - 1, 1 - is_single
-        stages.append(Stage(last, layers.last, again.last, held.last_parameters, 0.0, apart))
+    zeros, ends = np.zeros(len(plans)), columns.ends
+    embedding, head = ends.embedding_first, np.ceil(ends.head_first)
+    stages = [Stage(zeros, layers.first, again.first, held.first_parameters, embedding, head)]
+    if not columns.is_single.all():
+        last, embedding, head = columns.pp - 1, ends.embedding_last, np.ceil(ends.head_last)
+        stages.append(Stage(last, layers.last, again.last, held.last_parameters, embedding, head))
     if (plans.pp > 2).any():
-        stages.append(Stage(zeros + 1, layers.middle, again.middle, 0.0, 0.0, 0.0))
+        second = zeros + 1
+        in_the_middle = plans.schedule == CHIMERA
+        if in_the_middle.any():
+            second = np.where(in_the_middle, np.maximum(columns.pp // 2 - 1, 1), second)
+        stages.append(Stage(second, layers.middle, again.middle, 0.0, 0.0, 0.0))
     return [
         (stage.position, stage_memory(table, plans, columns, held, saved, stage))
         for stage in stages

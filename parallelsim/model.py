@@ -251,11 +251,6 @@ class ModelSpec:
         layers = sum(count * self.layer_parameters(layer) for layer, count in self.layer_kinds)
         return self.embedding_parameters() + layers + self.head_parameters()
 
-    def padded_vocab_size(self, tp: int) -> int:
-        """Vocabulary padded to a multiple of ``VOCAB_PADDING * tp``, as Megatron lays it out."""
-        multiple = VOCAB_PADDING * tp
-        return -(-self.vocab_size // multiple) * multiple
-
     def flops_per_sequence(self) -> float:
         """Model FLOPs of forward and backward for one sequence: 3 x (2 per multiply-add of every
         GEMM).

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import VOCAB_PADDING, Layer, ModelSpec
-from parallelsim.plan import code
+from parallelsim.plan import PRECISIONS, code
 
 FloatArray = NDArray[np.float64]
 FP32 = code("precision", "fp32")
+IS_FP8 = np.array([name.startswith(("fp8", "mxfp8", "nvfp4")) for name in PRECISIONS])
+"""By precision code: GEMMs run in 8 bits or fewer."""
 IntArray = NDArray[np.int64]
 
 
@@ -165,8 +167,8 @@ def fp8_cast_bytes(
 
     forward  4 T q/tp + [gathers in 16 bit and tp > 1] 4 T h + [current scaling] 2 T (2 h/sp + q/tp
     + f/tp) backward 4 T (f1 + qkv)/tp + 8 T h/sp + [the same] 4 T h + [current] 2 T (2 h/sp + (f1
-    + qkv)/tp) with f1 = 2 f if gated, else f (docs/equations.md T4). ``current`` is 1.0 where amax is
-    found on the fly.
+    + qkv)/tp) with f1 = 2 f if gated, else f (docs/equations.md T4). ``current`` is 1.0 where amax
+    is found on the fly.
     """
     tokens, tp = keys.tokens(model), keys.tp.astype(np.float64)
     query = layer.attention.query_width / tp

@@ -1,20 +1,28 @@
 """Closed forms of the pipeline schedules: step time, bubble, and micro-batches in flight.
 
 Stages come in three classes, first, middle and last. Exact where all stages take equal time and
-transfers are free; :func:`pipeline_time` says how far off it can be elsewhere.
+transfers are free; :func:`pipeline_time` says how far off it can be elsewhere. GPipe, 1F1B and
+interleaved 1F1B are here; the others in :mod:`parallelsim.pipeline_forms`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from parallelsim.operators import FloatArray, IntArray
+from parallelsim.pipeline_forms import FORMS
+from parallelsim.pipeline_paths import ChunkSeconds
 from parallelsim.plan import code
 
 GPIPE = code("schedule", "gpipe")
 INTERLEAVED = code("schedule", "interleaved-1f1b")
+PIPEDREAM_2BW = code("schedule", "pipedream-2bw")
+PLAIN = 4
+"""Schedules below this code need no :class:`~parallelsim.pipeline_paths.ChunkSeconds`."""
+FORM_CODES = {code("schedule", name): form for name, form in FORMS.items()}
 
 
 class StageSeconds(NamedTuple):
@@ -30,6 +38,8 @@ class StageSeconds(NamedTuple):
     """The forward pass alone; what is left of ``first`` is the backward pass with its recompute."""
     forward_middle: FloatArray
     forward_last: FloatArray
+    chunks: ChunkSeconds | None = None
+    """The same work by stage of the model, where the block has a schedule that needs it."""
 
 
 class PipelineTime(NamedTuple):
@@ -48,7 +58,7 @@ def pipeline_time(
     vpp: FloatArray,
     num_micro_batches: FloatArray,
 ) -> PipelineTime:
-    """Seconds of GPipe, 1F1B and interleaved 1F1B, without transfers; shape [P].
+    """Seconds of every schedule, without transfers; shape [P].
 
     GPipe, interleaved: T = m max(tau) + (sum(tau) - max(tau)) / v
     1F1B: T = max over stages s of  sum_{i<s} tau_i + m tau_s + idle_s, with
@@ -60,6 +70,8 @@ def pipeline_time(
     b)+ in the drain. Equal stages: bubble (p - 1) tau / v, the (p - 1)/(v m) of arXiv:2104.04473.
     Exact for one slower stage at either end; within 4 % for three unequal classes. Neglects for v
     > 1 the unevenness of the chunks of one stage, and how a slow first stage hides the fill.
+    PipeDream-2BW: T = m max(tau), exact in the long run: there is no drain. The others:
+    :data:`parallelsim.pipeline_forms.FORMS`.
     """
     slowest = np.maximum(np.maximum(stages.first, stages.middle), stages.last)
     total = stages.first + stages.last + np.maximum(pp - 2, 0.0) * stages.middle
@@ -68,7 +80,30 @@ def pipeline_time(
     if plain.any():
         time = _one_f_one_b_time(stages, total, pp, num_micro_batches)
         bubble = np.where(plain, time - num_micro_batches * slowest, bubble)
+    if stages.chunks is not None:
+        shape = (schedule, pp, vpp, num_micro_batches)
+        bubble = _other_bubbles(stages.chunks, *shape, slowest, bubble)
     return PipelineTime(num_micro_batches * slowest, bubble)
+
+
+def _other_bubbles(
+    chunks: ChunkSeconds,
+    schedule: IntArray,
+    pp: FloatArray,
+    vpp: FloatArray,
+    m: FloatArray,
+    slowest: FloatArray,
+    bubble: FloatArray,
+) -> FloatArray:
+    """The bubbles with those of the schedules beyond 1F1B and its kin put in."""
+    bubble = np.where(schedule == PIPEDREAM_2BW, 0.0, bubble)
+    for number, form in FORM_CODES.items():
+        index = np.flatnonzero(schedule == number)
+        if len(index):
+            some = ChunkSeconds(*(type(stage)(*(a[index] for a in stage)) for stage in chunks))
+            time = form(some, pp[index], vpp[index], m[index])
+            bubble[index] = np.maximum(time - m[index] * slowest[index], 0.0)
+    return bubble
 
 
 def _one_f_one_b_time(
@@ -112,13 +147,44 @@ def in_flight_micro_batches(
     stage: FloatArray,
     num_micro_batches: FloatArray,
 ) -> FloatArray:
-    """Micro-batches whose activations stage ``stage`` (from 0) holds at its peak.
+    """Micro-batches whose activations rank ``stage`` (from 0) holds at its peak.
 
     GPipe m; 1F1B min(p - i, m); interleaved min((2 (p - i - 1) + (v - 1) p + 1)/v, m), in units of
-    a whole stage (arXiv:2104.04473, 2205.05198 section 4.2.3).
+    a whole stage (arXiv:2104.04473, 2205.05198 section 4.2.3). A micro-batch counts until its
+    weight gradient; of two copies of the model, half a rank's layers are a whole stage. The rest:
+    :data:`IN_FLIGHT`; exact with m >= 2 p, else not too low (but V-Min).
     """
     after = pp - stage - 1
     held = np.where(schedule == INTERLEAVED, (2 * after + (vpp - 1) * pp + 1) / vpp, after + 1)
+    if (schedule >= PLAIN).any():
+        for number, count in IN_FLIGHT.items():
+            chosen = schedule == number
+            if chosen.any():
+                held = np.where(chosen, count(pp, vpp, stage, num_micro_batches), held)
     held = np.minimum(held, num_micro_batches)
     is_gpipe = schedule == GPIPE
     return np.where(is_gpipe, num_micro_batches, held) if is_gpipe.any() else held
+
+
+def _two_way_depth(pp: FloatArray, stage: FloatArray) -> FloatArray:
+    """Ranks between this one and the nearer end."""
+    return np.minimum(stage, pp - 1 - stage)
+
+
+Count = Callable[[FloatArray, FloatArray, FloatArray, FloatArray], FloatArray]
+IN_FLIGHT: Mapping[int, Count] = {
+    code("schedule", name): count
+    for name, count in {
+        "breadth-first": lambda p, v, i, m: m,  # arXiv:2211.05953 section 4.1
+        "chimera": lambda p, v, i, m: p / 2 + 1 + _two_way_depth(p, i),  # 2107.06925 table 2
+        "hanayo": lambda p, v, i, m: p - (p - 1 - i) / v,  # 2308.15762
+        "zb-h1": lambda p, v, i, m: p,  # 2401.10241 table 2
+        "zb-h2": lambda p, v, i, m: 2 * p - 1,
+        "zb-v": lambda p, v, i, m: p,
+        "v-half": lambda p, v, i, m: (p + 2) // 2,  # 2405.15362 table 1
+        "v-min": lambda p, v, i, m: (p + 4) // 3,
+        "dualpipe": lambda p, v, i, m: p + 1,  # 2412.19437 table 2
+        "dualpipe-v": lambda p, v, i, m: p + 0.5,
+    }.items()
+}
+"""(p, v, rank, m) -> micro-batches in flight, by code; never more than m."""

@@ -18,8 +18,33 @@ from parallelsim.errors import PlanError
 
 IntArray = NDArray[np.int64]
 
-SCHEDULES = ("none", "1f1b", "interleaved-1f1b", "gpipe")
-"""Pipeline schedules; ``none`` where pp = 1."""
+SCHEDULES = (
+    "none",
+    "1f1b",
+    "interleaved-1f1b",
+    "gpipe",
+    "pipedream-2bw",
+    "breadth-first",
+    "chimera",
+    "hanayo",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe",
+    "dualpipe-v",
+)
+"""Pipeline schedules; ``none`` where pp = 1. Described in :mod:`parallelsim.timeline.schedules`."""
+ASYNCHRONOUS = ("pipedream-2bw",)
+"""Schedules that change the training: weights lag by a step. Never ranked among the others."""
+UNSYNCHRONIZED = ("zb-h2",)
+"""Schedules published without a barrier between steps: a rank starts the next one when it has
+ended its own, and the gradient norm is checked afterwards (arXiv:2401.10241 section 4)."""
+WAVES = ("hanayo", "zb-v", "v-half", "v-min", "dualpipe-v")
+"""Schedules whose chunks go down the ranks and up again: the first rank holds both ends."""
+TWO_WAY = ("chimera", "dualpipe")
+"""Schedules with two copies of the model in opposite directions."""
 LAYOUTS = ("even", "embedding", "loss", "embedding-loss", "first-last")
 """How layers are cut into stages: evenly; with the embedding, the loss or both counted as a layer;
 or with the number of layers of the first and last stage given and the rest even."""

@@ -35,6 +35,8 @@ from parallelsim.plan import PLAN_FIELDS, Plan
 
 MAX_GPUS = 2**20
 MAX_STAGES = 4096
+MAX_BATCH = 2**20
+"""Sequences of one step."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ def document_text(document: PlanDocument, path: str | Path) -> str:
     from parallelsim.yaml_io import dump_yaml
 
     folder = Path(os.path.abspath(path)).parent
+    for name in (document.model, document.cluster, document.framework):
+        if name is not None and not _is_unicode(name):
+            raise OutputError(f"{_shown(name)}: the name is not UTF-8; a plan file cannot name it")
     data = {
         "model": _relative(document.model, folder),
         "overrides": dict(document.overrides),
@@ -172,12 +177,14 @@ _LARGEST: Mapping[str, int] = {
 
 def _check_keys(data: Mapping[str, Any], file: str) -> None:
     """Refuse missing and unknown keys, wrong types and sizes out of range."""
+    from difflib import get_close_matches
+
     known = {**_REQUIRED, **_OPTIONAL}
     for key in data:
         if key not in known:
-            raise SpecError(
-                f"unknown key; the keys are {', '.join(known)}", file=file, key=str(key)[:80]
-            )
+            near = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+            raise SpecError(f"unknown key, {hint}", file=file, key=str(key)[:80])
     for key, types in known.items():
         value = data.get(key)
         if value is None and key in _OPTIONAL:
@@ -265,11 +272,17 @@ def check_writable(path: str | Path, *, force: bool = False) -> None:
         OutputError: the file exists (without ``force``), its folder does not, or no permission.
     """
     shown = _shown(path)
+    if not str(path):
+        raise OutputError(f"{shown}: expected a file name")
+    if not _is_unicode(str(path)):
+        raise OutputError(f"{shown}: the name is not UTF-8; plan files could not name it")
     target = _target(path)
     folder = os.path.dirname(target)
     if os.path.isdir(target):
         raise OutputError(f"{shown}: is a folder, expected a file name")
     if os.path.exists(target):
+        if not (_is_regular(target) or stat.S_ISCHR(os.stat(target).st_mode)):
+            raise OutputError(f"{shown}: is a pipe, socket or disk, expected a file name")
         if _is_regular(target) and not force:
             raise OutputError(
                 f"{shown}: exists already; use --force to replace it, or another name"
@@ -283,20 +296,20 @@ def check_writable(path: str | Path, *, force: bool = False) -> None:
 
 
 def write_text(
-    path: str | Path, text: str, *, force: bool = False, executable: bool = False
+    path: str | Path, text: str | bytes, *, force: bool = False, executable: bool = False
 ) -> None:
     """Write a file whole or not at all.
 
     The text goes to a temporary file beside the target, which then takes the target's place;
     without ``force`` the last step itself fails where a file exists, however recently it came. A
-    device or pipe is written to directly.
+    character device (``/dev/null``) is written to directly; pipes and the like are refused.
 
     Raises:
         OutputError: what is wrong; an existing file is then as it was.
     """
     check_writable(path, force=force)
     target = _target(path)
-    content = text.encode("utf-8", errors="backslashreplace")
+    content = text if isinstance(text, bytes) else text.encode(errors="backslashreplace")
     try:
         if os.path.exists(target) and not _is_regular(target):
             with open(target, "wb") as stream:
@@ -349,6 +362,11 @@ def _target(path: str | Path) -> str:
 
 def _is_regular(target: str) -> bool:
     return stat.S_ISREG(os.stat(target).st_mode)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be written as UTF-8: bytes of another encoding arrive as surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _shown(path: str | Path) -> str:

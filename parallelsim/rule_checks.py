@@ -187,25 +187,6 @@ def batch_splits(c: Context, p: PlanBatch) -> BoolArray:
     return broken
 
 
-def wrong_schedule(c: Context, p: PlanBatch) -> BoolArray:
-    """The schedule's name contradicts pp or vpp."""
-    one_stage = (p.schedule == NONE) != (p.pp == 1)
-    broken: BoolArray = one_stage | ((p.schedule == INTERLEAVED) != (p.vpp > 1))
-    return broken
-
-
-def too_few_micro_batches(c: Context, p: PlanBatch) -> BoolArray | bool:
-    """The interleaved schedule cannot form groups of pp micro-batches."""
-    interleaved = p.schedule == INTERLEAVED
-    if not interleaved.any():
-        return False
-    pp = _one_if_equal(np.maximum(p.pp, 1))
-    groups = c.num_micro_batches // pp
-    uneven = (groups == 0) | (groups * pp != c.num_micro_batches)
-    broken: BoolArray = interleaved & uneven
-    return broken
-
-
 def layers_uneven(c: Context, p: PlanBatch) -> BoolArray:
     """Layers, counted as the layout says, do not divide over the virtual stages."""
     extra = np.array(EXTRA_LAYERS)[p.layout]
@@ -290,3 +271,12 @@ def switch_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
         return False
     broken: BoolArray = np.logical_or.reduce([getattr(p, name) != 0 for name in refused])
     return broken
+
+
+def accelerator_too_old(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """The framework's kernels do not run on this generation; the same for every plan."""
+    capability = c.cluster.accelerator.compute_capability
+    needed = c.framework.capabilities.min_compute_capability
+    if capability is None or capability >= needed:
+        return False
+    return np.ones(len(p), bool)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallelsim import rule_checks as check
+from parallelsim import rule_schedules as schedules
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
@@ -59,13 +60,6 @@ def _explain_groups(c: Context, p: Plan) -> str:
     return f"{groups} key/value heads do not split over tp={p.tp}{why}; {advice}"
 
 
-def _explain_schedule(c: Context, p: Plan) -> str:
-    right = "none" if p.pp == 1 else "interleaved-1f1b" if p.vpp > 1 else "1f1b or gpipe"
-    if p.pp == 1 and p.vpp > 1:
-        return f"vpp={p.vpp} needs pipeline stages, got pp=1; use vpp=1 or pp > 1"
-    return f"schedule {p.schedule} does not go with pp={p.pp}, vpp={p.vpp}; use {right}"
-
-
 def _explain_layers(c: Context, p: Plan) -> str:
     extra = EXTRA_LAYERS[code("layout", p.layout)]
     counted = f"{c.num_layers} layers" + (f" + {extra} for the {p.layout}" if extra else "")
@@ -103,14 +97,6 @@ def _explain_gather_overlap(c: Context, p: Plan) -> str:
     return (
         f"overlap_param_gather needs zero >= 1 and overlap_grad_reduce, got zero={p.zero}, "
         f"overlap_grad_reduce={str(p.overlap_grad_reduce).lower()}; turn both on or the gather off"
-    )
-
-
-def _explain_micro_batches(c: Context, p: Plan) -> str:
-    return (
-        f"the interleaved schedule runs micro-batches in groups of pp={p.pp}, "
-        f"got {p.num_micro_batches} (global batch {p.global_batch_size} / "
-        f"(micro-batch {p.micro_batch_size} x dp={p.dp})); use a multiple of pp, or vpp=1"
     )
 
 
@@ -215,16 +201,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "schedule-matches-stages",
-        "schedule none where pp = 1, interleaved where vpp > 1",
-        check.wrong_schedule,
-        _explain_schedule,
+        "schedule none where pp = 1, else one that runs on such stages and virtual stages",
+        schedules.wrong_stages,
+        schedules.explain_stages,
         reads_staging=True,
     ),
     Rule(
         "interleaving-needs-micro-batches",
         "with the interleaved schedule, pp divides the number of micro-batches",
-        check.too_few_micro_batches,
-        _explain_micro_batches,
+        schedules.wrong_groups,
+        schedules.explain_micro_batches,
+        reads_staging=True,
+    ),
+    Rule(
+        "schedule-has-micro-batches",
+        "enough micro-batches for the schedule, in both directions where it has two",
+        schedules.wrong_micro_batches,
+        schedules.explain_micro_batches,
         reads_staging=True,
     ),
     Rule(
@@ -239,6 +232,13 @@ RULES: tuple[Rule, ...] = (
         "a layout other than even needs pp > 1",
         lambda c, p: (p.layout != check.EVEN) & (p.pp == 1),
         lambda c, p: f"layout {p.layout} needs pp > 1, got pp={p.pp}; use layout even",
+        reads_staging=True,
+    ),
+    Rule(
+        "layout-fits-schedule",
+        "layout first-last needs both ends of the model on ranks of their own",
+        schedules.wrong_layout,
+        schedules.explain_layout,
         reads_staging=True,
     ),
     Rule(
@@ -296,6 +296,17 @@ RULES: tuple[Rule, ...] = (
         lambda c, p: (
             f"{c.cluster.accelerator.name} does not run {p.precision}; "
             f"it has {_choices(c.cluster.accelerator.precisions)}"
+        ),
+    ),
+    Rule(
+        "framework-runs-on-accelerator",
+        "the accelerator has the compute capability that the framework's kernels need",
+        check.accelerator_too_old,
+        lambda c, p: (
+            f"{c.framework.name} needs compute capability "
+            f"{c.framework.capabilities.min_compute_capability:g}, "
+            f"{c.cluster.accelerator.name} has {c.cluster.accelerator.compute_capability:g}; "
+            "use another framework"
         ),
     ),
     Rule(

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallelsim.compute import IS_FP8
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import Layer, ModelSpec
-from parallelsim.operators import FloatArray, OperatorKeys, kv_width, rank_vocab
+from parallelsim.operators import IS_FP8, FloatArray, OperatorKeys, kv_width, rank_vocab
 
 
 def layer_saved_bytes(

@@ -15,7 +15,7 @@ Name = Annotated[str, Field(max_length=100, pattern=r"^[\w.()+/ -]+$")]
 """Letters, digits and . ( ) + / - or blanks: names stand in one-line messages."""
 Share = Annotated[float, Field(gt=0, le=1)]
 Microseconds = Annotated[float, Field(ge=0, le=1e7)]
-Rate = Annotated[float, Field(gt=0, le=1e7)]  # GB/s, Gbit/s or TFLOPS
+Rate = Annotated[float, Field(ge=1e-3, le=1e7)]  # GB/s, Gbit/s or TFLOPS
 Format = Literal["fp32", "bf16", "fp16", "fp8", "fp4"]
 Precision = Literal[
     "fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"

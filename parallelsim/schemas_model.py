@@ -7,6 +7,7 @@ be left out are :data:`OPTIONAL` here; their values are the dataclasses' default
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -139,9 +140,27 @@ def validated(schema: type[Schema], data: dict[str, Any], file: str) -> Schema:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=True)[0]
+        problems: list[dict[str, Any]] = [
+            dict(each) for each in error.errors(include_url=False, include_context=True)
+        ]
+        first, hint = _misspelt(problems) or (problems[0], "")
         where = shown_key(first["loc"])
-        raise SpecError(_problem(dict(first)), file=shown_file(file), key=where) from None
+        raise SpecError(_problem(first) + hint, file=shown_file(file), key=where) from None
+
+
+def _misspelt(problems: list[dict[str, Any]]) -> tuple[dict[str, Any], str] | None:
+    """The first unknown key that is near a missing one of the same mapping, and a hint."""
+    for problem in problems:
+        if problem["type"] == "extra_forbidden":
+            *parent, name = problem["loc"]
+            missing = [
+                str(other["loc"][-1])
+                for other in problems
+                if other["type"] == "missing" and list(other["loc"][:-1]) == parent
+            ]
+            if near := get_close_matches(str(name), missing, n=1):
+                return problem, f", did you mean {near[0]}?"
+    return None
 
 
 def _problem(error: dict[str, Any]) -> str:

@@ -261,16 +261,21 @@ def memory_per_stage(
     def by_stage(values: StageLayers) -> FloatArray:
         return np.where(is_first, values.first, np.where(is_last, values.last, values.middle))
 
-    edges = np.where(is_first, held.first_parameters, np.where(is_last, held.last_parameters, 0.0))
+    def at_ends(first: FloatArray | float, last: FloatArray | float) -> FloatArray:
+        return np.where(is_first, first, np.where(is_last, last, 0.0))
+
+    edges, ends = at_ends(held.first_parameters, held.last_parameters), columns.ends
     layers = by_stage(columns.layers)
-    stage = Stage(index, layers, by_stage(columns.recomputed), edges, is_first * 1.0, is_last * 1.0)
+    embedding = at_ends(ends.embedding_first, ends.embedding_last)
+    head = np.ceil(at_ends(ends.head_first, ends.head_last))
+    stage = Stage(index, layers, by_stage(columns.recomputed), edges, embedding, head)
     memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
     terms = {
         f.name: np.broadcast_to(getattr(memory, f.name), plan.pp) for f in fields(MemoryBreakdown)
     }
     total = memory.total_bytes
     return [
-        {"stage": i, "layers": float(layers[i])}
+        {"stage": i, "layers": float((layers * ends.copies)[i])}
         | {name: float(term[i]) for name, term in terms.items()}
         | {"total_bytes": float(total[i])}
         for i in range(plan.pp)

@@ -1,4 +1,10 @@
-"""Layers cut into pipeline stages. Stages come in three classes: first, middle and last."""
+"""Layers cut into pipeline stages. Stages come in three classes: first, middle and last.
+
+A stage here is what one rank holds. Where chunks go down the ranks and up again (a wave), the first
+rank holds both ends of the model; where two copies of the model run in opposite directions, each
+rank holds two stages and runs half of the micro-batches through either: per micro-batch, half of
+both.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelsim.operators import FloatArray
-from parallelsim.plan import PlanBatch, code
+from parallelsim.plan import TWO_WAY, WAVES, PlanBatch, code
 
 EMBEDDING, LOSS, BOTH, FIRST_LAST = (
     code("layout", name) for name in ("embedding", "loss", "embedding-loss", "first-last")
 )
 FULL = code("recompute", "full")
+WAVE_CODES = [code("schedule", name) for name in WAVES]
+TWO_WAY_CODES = [code("schedule", name) for name in TWO_WAY]
+PLAIN_SCHEDULES = min(WAVE_CODES + TWO_WAY_CODES)
+"""Schedules below this code deal chunks round the ranks, one copy of each."""
 
 
 class StageLayers(NamedTuple):
@@ -47,6 +57,67 @@ def stage_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
     )
 
 
+def chunk_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
+    """Layers of the stages of the model, chunk by chunk: the first, each of the middle ones, the
+    last; middle is 0 where there are only two, and last where there is one.
+    """
+    layers = stage_layers(num_layers, plans)
+    counts_embedding = (plans.layout == EMBEDDING) | (plans.layout == BOTH)
+    counts_loss = (plans.layout == LOSS) | (plans.layout == BOTH)
+    middle = np.where(plans.pp > 2, layers.middle, layers.first + counts_embedding) / plans.vpp
+    uneven = (plans.layout == FIRST_LAST) & ~np.isin(plans.schedule, WAVE_CODES)
+    even = (num_layers + counts_embedding + counts_loss) / (plans.pp * plans.vpp)
+    middle = np.where(uneven, middle, even)
+    last = np.where(uneven, layers.last / plans.vpp, even - counts_loss)
+    return StageLayers(
+        np.where(uneven, layers.first / plans.vpp, even - counts_embedding),
+        np.where(plans.pp * plans.vpp > 2, middle, 0.0),
+        np.where(plans.pp * plans.vpp > 1, last, 0.0),
+    )
+
+
+class Ends(NamedTuple):
+    """Share of the micro-batches whose embedding and head a rank runs, and copies of the weights;
+    of shape [P], or one number for all plans.
+    """
+
+    embedding_first: FloatArray | float
+    embedding_last: FloatArray | float
+    head_first: FloatArray
+    head_last: FloatArray
+    copies: FloatArray | float
+
+
+def _ends(plans: PlanBatch, is_single: FloatArray) -> Ends:
+    if not (plans.schedule >= PLAIN_SCHEDULES).any():
+        return Ends(1.0, 0.0, is_single, 1 - is_single, 1.0)
+    wave, two_way = (np.isin(plans.schedule, codes) for codes in (WAVE_CODES, TWO_WAY_CODES))
+    head_first = np.where(wave, 1.0, np.where(two_way, 0.5, is_single))
+    return Ends(
+        np.where(two_way, 0.5, 1.0),
+        np.where(two_way, 0.5, 0.0),
+        head_first,
+        1 - head_first,
+        np.where(two_way, 2.0, 1.0),
+    )
+
+
+def _rank_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
+    """Layers that a micro-batch passes on the first, each middle, and the last rank."""
+    layers = stage_layers(num_layers, plans)
+    if not (plans.schedule >= PLAIN_SCHEDULES).any():
+        return layers
+    wave, two_way = (np.isin(plans.schedule, codes) for codes in (WAVE_CODES, TWO_WAY_CODES))
+    chunks, mean = chunk_layers(num_layers, plans), (layers.first + layers.last) / 2
+    first = chunks.first + chunks.last + (plans.vpp - 2) * chunks.middle
+    whole = plans.vpp * chunks.middle
+    return StageLayers(
+        np.where(wave, first, np.where(two_way, mean, layers.first)),
+        np.where(wave & (plans.pp > 2), whole, layers.middle),
+        np.where(wave, whole, np.where(two_way, mean, layers.last)),
+    )
+
+
 def recomputed_layers(layers: FloatArray, plans: PlanBatch) -> FloatArray:
     """Layers of a stage that full recompute covers: all, or N in each of its v chunks."""
     is_full = plans.recompute == FULL
@@ -76,6 +147,7 @@ class Columns(NamedTuple):
     """Ranks that gradients, optimizer and parameters can be sharded over: dp * cp."""
     is_single: FloatArray
     """1.0 where pp = 1: the first stage is also the last."""
+    ends: Ends
     layers: StageLayers
     recomputed: StageLayers
     """Layers of each stage class that full recompute covers."""
@@ -83,13 +155,15 @@ class Columns(NamedTuple):
 
 def plan_columns(num_layers: int, plans: PlanBatch) -> Columns:
     """The columns of a block."""
-    layers = stage_layers(num_layers, plans)
+    layers = _rank_layers(num_layers, plans)
+    is_single = (plans.pp == 1).astype(np.float64)
     return Columns(
         pp=plans.pp.astype(np.float64),
         vpp=plans.vpp.astype(np.float64),
         num_micro_batches=num_micro_batches(plans),
         shards=(plans.dp * plans.cp).astype(np.float64),
-        is_single=(plans.pp == 1).astype(np.float64),
+        is_single=is_single,
+        ends=_ends(plans, is_single),
         layers=layers,
         recomputed=StageLayers(*(recomputed_layers(count, plans) for count in layers)),
     )

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelsim.compute import IS_FP8
 from parallelsim.costs import CostTable
 from parallelsim.exposure import data_parallel_exposed, pipeline_transfer_time
 from parallelsim.memory import FP32, IS_FP32, States, most_parameters
-from parallelsim.operators import FloatArray, IntArray
-from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
+from parallelsim.operators import IS_FP8, FloatArray, IntArray
+from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
+from parallelsim.pipeline_paths import ChunkSeconds, Operations
 from parallelsim.plan import PlanBatch
-from parallelsim.stages import Columns
+from parallelsim.stages import Columns, chunk_layers, recomputed_layers
 
 ADAM_BYTES = 30.0
 """Read and written for each optimizer element: fp32 gradient, master weight and both moments."""
@@ -82,29 +82,71 @@ def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSe
     clock throttling, jitter.
     """
     layer_s, forward_s = table.layer_total_s[rows], table.layer.forward_s[rows]
-    edge, is_single = table.edge, columns.is_single
+    edge, ends = table.edge, columns.ends
     head, head_forward = edge.head_s[rows], edge.head_forward_s[rows]
+    embedding = edge.embedding_s[rows]
     layers, again = columns.layers, columns.recomputed
     middle = np.ceil(layers.middle)  # where they are not equal, the fullest one sets the pace
     first = layers.first * layer_s + again.first * forward_s
     last = layers.last * layer_s + again.last * forward_s
     forward_first = layers.first * forward_s + edge.embedding_forward_s[rows]
     return StageSeconds(
-        first=first + (edge.embedding_s[rows] + head * is_single),
+        first=first + (embedding * ends.embedding_first + head * ends.head_first),
         middle=middle * layer_s + again.middle * forward_s,
-        last=last + (head - head * is_single),
-        forward_first=forward_first + head_forward * is_single,
+        last=last + (embedding * ends.embedding_last + head * ends.head_last),
+        forward_first=forward_first + head_forward * ends.head_first,
         forward_middle=middle * forward_s,
-        forward_last=layers.last * forward_s + (head_forward - head_forward * is_single),
+        forward_last=layers.last * forward_s + head_forward * ends.head_last,
     )
+
+
+def chunk_seconds(table: CostTable, rows: IntArray, plans: PlanBatch) -> ChunkSeconds:
+    """Forward, input and weight gradient of one micro-batch by stage of the model.
+
+    Weight gradients are those of the GEMMs; the rest of the backward, and the recompute, goes with
+    the input gradient.
+    """
+    layers = chunk_layers(table.model.num_layers, plans)
+    layers = layers._replace(middle=np.ceil(layers.middle))
+    layer, edge = table.layer, table.edge
+    forward, weight = layer.forward_s[rows], layer.weight_s[rows]
+    rest = table.layer_total_s[rows] - forward - weight
+
+    def stage(count: FloatArray, edge_s: tuple[FloatArray | float, ...]) -> Operations:
+        again = recomputed_layers(count * plans.vpp, plans) / plans.vpp
+        return Operations(
+            count * forward + edge_s[0],
+            count * rest + again * forward + edge_s[1],
+            count * weight + edge_s[2],
+        )
+
+    embedding_forward, head_forward = edge.embedding_forward_s[rows], edge.head_forward_s[rows]
+    head_weight = edge.head_weight_s[rows]
+    embedding = (embedding_forward, edge.embedding_s[rows] - embedding_forward, 0.0)
+    head = (head_forward, edge.head_s[rows] - head_forward - head_weight, head_weight)
+    return ChunkSeconds(
+        stage(layers.first, embedding),
+        stage(layers.middle, (0.0, 0.0, 0.0)),
+        stage(layers.last, head),
+    )
+
+
+def schedule_seconds(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> StageSeconds:
+    """The seconds that the block's schedules need."""
+    stages = stage_seconds(table, rows, columns)
+    if (plans.schedule >= PLAIN).any():
+        stages = stages._replace(chunks=chunk_seconds(table, rows, plans))
+    return stages
 
 
 def step_breakdown(
     table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
 ) -> StepBreakdown:
     """Seconds of one optimizer step of every plan, by cause."""
-    m, stages = columns.num_micro_batches, stage_seconds(table, rows, columns)
-    tail = _after_stages(table, rows, plans, columns, held, stages)
+    m, stages = columns.num_micro_batches, schedule_seconds(table, rows, plans, columns)
+    tail = after_stages(table, rows, plans, columns, held, stages)
     on_first = stages.first >= np.maximum(stages.middle, stages.last)
     on_last = ~on_first & (stages.last >= stages.middle)
 
@@ -113,14 +155,15 @@ def step_breakdown(
 
     first, middle, last = columns.layers
     layers, layer = of_slowest(first, np.ceil(middle), last) * m, table.layer
-    head = table.edge.head_s[rows]
-    edge_first = table.edge.embedding_s[rows] + head * columns.is_single
+    head, embedding, ends = table.edge.head_s[rows], table.edge.embedding_s[rows], columns.ends
+    edge_first = embedding * ends.embedding_first + head * ends.head_first
+    edge_last = embedding * ends.embedding_last + head * ends.head_last
     again = of_slowest(*columns.recomputed) * m * layer.forward_s[rows]
     return StepBreakdown(
         gemm_s=layers * layer.gemm_s[rows],
         attention_s=layers * layer.attention_s[rows],
         memory_bound_s=layers * layer.memory_bound_s[rows],
-        head_s=m * of_slowest(edge_first, 0.0, head),
+        head_s=m * of_slowest(edge_first, 0.0, edge_last),
         recompute_s=again + layers * layer.selective_s[rows],
         host_s=layers * layer.host_s[rows],
         tp_exposed_s=layers * layer.tp_exposed_s[rows],
@@ -138,8 +181,8 @@ def step_time(
     table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
 ) -> FloatArray:
     """Seconds of one optimizer step: the breakdown's total up to rounding, without its parts."""
-    stages = stage_seconds(table, rows, columns)
-    tail = _after_stages(table, rows, plans, columns, held, stages)
+    stages = schedule_seconds(table, rows, plans, columns)
+    tail = after_stages(table, rows, plans, columns, held, stages)
     return (
         tail.steady_s
         + tail.p2p_s
@@ -151,7 +194,7 @@ def step_time(
     )
 
 
-class _Tail(NamedTuple):
+class StepTail(NamedTuple):
     """Seconds of the slowest stage's micro-batches and of what comes on top; shape [P]."""
 
     steady_s: FloatArray
@@ -161,29 +204,33 @@ class _Tail(NamedTuple):
     optimizer_s: FloatArray
     overhead_s: FloatArray
     straggler_s: FloatArray
+    gather_s: FloatArray
+    """The part of ``dp_s`` that comes before the micro-batches."""
 
 
-def _after_stages(
+def after_stages(
     table: CostTable,
     rows: IntArray,
     plans: PlanBatch,
     columns: Columns,
     held: States,
     stages: StageSeconds,
-) -> _Tail:
+) -> StepTail:
+    """What follows from the stages' seconds."""
     framework, m = table.framework, columns.num_micro_batches
     pp, vpp = columns.pp, columns.vpp
     num_gpus = columns.shards * plans.tp * pp
     pipeline = pipeline_time(stages, plans.schedule, pp, vpp, m)
-    p2p = _transfers(table, rows, plans, columns, num_gpus)
-    parameters = most_parameters(held, columns.layers)
+    p2p = _transfers(table, rows, plans, columns)
+    parameters = most_parameters(held, columns)
+    holders = columns.shards * columns.ends.copies
     fp8 = IS_FP8[plans.precision]
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
-    dp = data_parallel_exposed(
+    reduce_s, gather_s = data_parallel_exposed(
         framework.overlap,
         table.network,
-        num_ranks=columns.shards,
+        num_ranks=holders,
         stride=plans.tp,
         gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * parameters,
         parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * parameters,
@@ -194,35 +241,45 @@ def _after_stages(
         window=window,
         num_micro_batches=m,
     )
-    optimizer = optimizer_time(table, parameters, columns.shards, plans.zero, fp8)
+    dp = reduce_s + gather_s
+    optimizer = optimizer_time(table, parameters, holders, plans.zero, fp8)
     per_micro_batch = framework.host.micro_batch_s * m
     busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
     overlap = framework.overlap
     slope = np.where(fp8, overlap.straggler_per_doubling_fp8, overlap.straggler_per_doubling)
     straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
     overhead = per_micro_batch + framework.host.step_s
-    return _Tail(
-        pipeline.steady_s, p2p, pipeline.bubble_s, dp, optimizer, overhead, straggler
+    return StepTail(
+        pipeline.steady_s, p2p, pipeline.bubble_s, dp, optimizer, overhead, straggler, gather_s
     )
 
 
 def _transfers(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, num_gpus: FloatArray
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
 ) -> FloatArray:
     """Exposed transfers between stages, seconds.
 
     2 v for each micro-batch (the exposed share), and 2 (p - 1) to fill and drain (T12).
     """
+    transfer, exposed = transfer_seconds(table, rows, plans, columns)
+    steady = 2 * columns.num_micro_batches * columns.vpp * exposed
+    return (steady + 2 * (columns.pp - 1)) * transfer
+
+
+def transfer_seconds(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> tuple[FloatArray, FloatArray]:
+    """(seconds of one transfer between neighbouring ranks, share of it that computation does not
+    hide while the pipeline is full).
+    """
     overlap = table.framework.overlap
     num_bytes = table.edge.checkpoint_bytes[rows]
     if overlap.scatter_gather_p2p:
         num_bytes = np.where(plans.sequence_parallel > 0, num_bytes, num_bytes / plans.tp)
+    num_gpus = columns.shards * plans.tp * columns.pp
     transfer = pipeline_transfer_time(overlap, table.network, num_bytes, columns.pp, num_gpus)
-    exposed = np.where(
-        plans.schedule == INTERLEAVED, overlap.p2p_exposed_interleaved, overlap.p2p_exposed
-    )
-    steady = 2 * columns.num_micro_batches * columns.vpp * exposed
-    return (steady + 2 * (columns.pp - 1)) * transfer
+    exposed = np.where(plans.vpp > 1, overlap.p2p_exposed_interleaved, overlap.p2p_exposed)
+    return transfer, exposed
 
 
 def optimizer_time(

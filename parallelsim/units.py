@@ -11,8 +11,6 @@ import math
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
-KB = 1e3
-MB = 1e6
 GB = 1e9
 TERA = 1e12
 MICRO = 1e-6

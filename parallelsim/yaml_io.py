@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +119,7 @@ def require_sources(data: dict[str, Any], file: str) -> None:
     Raises:
         SpecError: the first mapping that has none.
     """
-    pending: list[tuple[list[str], dict[str, Any]]] = [([], data)]
+    pending: list[tuple[list[str | int], dict[str, Any]]] = [([], data)]
     while pending:
         path, mapping = pending.pop()
         source = mapping.get("source")
@@ -178,6 +180,8 @@ def in_file(error: SpecError, file: str) -> SpecError:
 def _read_text(path: str | Path) -> str:
     file = shown_file(path)
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith(("/dev/", "/proc/")):
+            raise OutputError(f"{file}: is a named pipe, expected a file")
         with open(path, "rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -262,7 +266,7 @@ def _checked(data: Any, file: str) -> dict[str, Any]:
     name = shown_file(file)
     if not isinstance(data, dict):
         raise SpecError(f"expected a mapping of keys to values, got {shown(data)}", file=name)
-    pending: list[tuple[list[str], Any]] = [([], data)]
+    pending: list[tuple[list[str | int], Any]] = [([], data)]
     num_nodes = 0
     while pending:
         path, value = pending.pop()
@@ -275,7 +279,7 @@ def _checked(data: Any, file: str) -> dict[str, Any]:
         if isinstance(value, dict):
             pending.extend(([*path, str(key)], item) for key, item in value.items())
         elif isinstance(value, list):
-            pending.extend(([*path, str(index)], item) for index, item in enumerate(value))
+            pending.extend(([*path, index], item) for index, item in enumerate(value))
         elif isinstance(value, float) and not math.isfinite(value):
             raise SpecError("not a finite number in range", file=name, key=shown_key(path))
         elif isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:
@@ -284,13 +288,13 @@ def _checked(data: Any, file: str) -> dict[str, Any]:
     return data
 
 
-def _outside_mappings(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
+def _outside_mappings(path: list[str | int], value: Any) -> Iterator[tuple[list[str | int], Any]]:
     """The value itself, or what a list holds at any depth, down to mappings."""
     if not isinstance(value, list):
         yield path, value
         return
     for index, item in enumerate(value):
-        yield from _outside_mappings([*path, str(index)], item)
+        yield from _outside_mappings([*path, index], item)
 
 
 def _yaml_problem(error: Exception) -> str:

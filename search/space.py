@@ -8,6 +8,7 @@ layers).
 Left out unless asked for with ``fixed`` or ``limits``, because they cannot win or are not free:
 
 * tp beyond the innermost tier (its collectives would leave NVLink);
+* cp that does not divide the sequence into two pieces a rank;
 * the off positions of overlap switches and of the fused cross-entropy: on is never slower nor
   larger;
 * selective recompute with flash attention: it saves only what flash attention does not store;
@@ -18,19 +19,30 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from parallelsim.search.schedules import check_schedules, schedule_names, with_all_schedules
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import CHOICES, PLAN_FIELDS, IntArray, PlanBatch, code
-from parallelsim.units import format_count
+from parallelsim.plan import (
+    ASYNCHRONOUS,
+    CHOICES,
+    PLAN_FIELDS,
+    WAVES,
+    IntArray,
+    PlanBatch,
+    code,
+)
+from parallelsim.rule_checks import FIRST_LAST
+from parallelsim.rule_schedules import IS_WAVE
 
 Value = int | bool | str
 MAX_MICRO_BATCH_SIZE = 64
@@ -81,8 +93,14 @@ class SearchSpace:
     """Plan fields with the one value that they may have."""
     limits: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     """Plan fields with the values that they may have."""
+    all_schedules: bool = False
+    """Search pipeline schedules that the framework does not run too: ``framework`` is then one
+    that runs all of them, so that no rule refuses the plans.
+    """
 
     def __post_init__(self) -> None:
+        if self.all_schedules:
+            object.__setattr__(self, "framework", with_all_schedules(self.framework))
         for name, values in self._given.items():
             if name not in PLAN_FIELDS or name in ("global_batch_size", "precision"):
                 raise PlanError(f"{name!r} is no field that a search can fix or limit")
@@ -90,6 +108,7 @@ class SearchSpace:
                 if name in CHOICES and value not in CHOICES[name]:
                     known = ", ".join(CHOICES[name])
                     raise PlanError(f"{name} must be one of {known}, got {str(value)[:60]!r}")
+        check_schedules(self.framework, [str(v) for v in self._given.get("schedule", ())])
         self._degrees  # noqa: B018  raises for a degree that the GPUs cannot have
 
     @cached_property
@@ -130,13 +149,24 @@ class SearchSpace:
         if len(shared) == 0:
             return
         step = max(BLOCK_PLANS // len(shared), 1)
-        for start in range(0, len(staged), step):
-            yield self._product(pp, shared, staged[start : start + step])
+        for first in range(0, len(shared), BLOCK_PLANS):
+            part = shared[first : first + BLOCK_PLANS]
+            for start in range(0, len(staged), step):
+                yield self._product(pp, part, staged[start : start + step])
 
     def shapes(self) -> PlanBatch:
         """A small batch with every combination of the fields that operator shapes depend on."""
-        rows = np.concatenate([self._shared_table(pp) for pp in self._degrees["pp"]])
-        rows = np.array(sorted(set(map(tuple, rows.tolist()))), np.int64).reshape(-1, len(_SHARED))
+        sizes: dict[tuple[int, int], set[int]] = {}
+        for pp in self.pipeline_degrees:
+            for tp, cp, dp in self._degree_choices(pp):
+                sizes.setdefault((tp, cp), set()).update(self._micro_batch_sizes(dp))
+        rows = np.concatenate(
+            [
+                self._rows(tp, cp, 1, sorted(known), self._switch_table(tp > 1, cp > 1, True))
+                for (tp, cp), known in sizes.items()
+            ]
+            or [np.empty((0, len(_SHARED)), np.int64)]
+        )
         columns: dict[str, object] = {
             name: np.tile(rows[:, i], 2) for i, name in enumerate(_SHARED)
         }
@@ -176,7 +206,8 @@ class SearchSpace:
             PlanError: none of the given values can be one.
         """
         gpus = self.cluster.num_gpus
-        divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
+        low = [n for n in range(1, math.isqrt(gpus) + 1) if gpus % n == 0]
+        divisors = sorted({*low, *(gpus // n for n in low)})
         possible = divisors
         if name == "pp":
             possible = [n for n in divisors if n <= self.model.num_layers + 2]
@@ -185,6 +216,8 @@ class SearchSpace:
         default = possible
         if name == "tp":
             default = [n for n in possible if n <= self.cluster.domain_size]
+        if name == "cp":
+            default = [n for n in possible if n == 1 or self.model.seq_length % (2 * n) == 0]
         values = self._allowed(name, default, possible)
         if not values:
             given = ", ".join(str(v) for v in self._given[name])
@@ -196,24 +229,37 @@ class SearchSpace:
 
     def _shared_table(self, pp: int) -> IntArray:
         """Combinations of what does not depend on how layers are staged: rows of ``_SHARED``."""
-        tables = []
+        tables = [
+            self._rows(
+                *(tp, cp, dp),
+                self._micro_batch_sizes(dp),
+                self._switch_table(tp > 1, cp > 1, dp * cp > 1),
+            )
+            for tp, cp, dp in self._degree_choices(pp)
+        ]
+        return np.concatenate(tables) if tables else np.empty((0, len(_SHARED)), np.int64)
+
+    def _degree_choices(self, pp: int) -> Iterator[tuple[int, int, int]]:
+        """(tp, cp, dp) that fill the GPUs together with pp."""
         dps = set(self._degrees["dp"])
         for tp in self._degrees["tp"]:
             rest, left = divmod(self.cluster.num_gpus, tp * pp)
             for cp in self._degrees["cp"] if left == 0 else ():
                 if rest % cp == 0 and rest // cp in dps:
-                    tables.append(self._degree_rows(tp, cp, rest // cp))
-        return np.concatenate(tables) if tables else np.empty((0, len(_SHARED)), np.int64)
+                    yield tp, cp, rest // cp
 
-    def _degree_rows(self, tp: int, cp: int, dp: int) -> IntArray:
-        """Rows of ``_SHARED`` for one choice of degrees: micro-batch sizes x switches."""
-        switches = self._switch_table(tp > 1, cp > 1, dp * cp > 1)
+    def _micro_batch_sizes(self, dp: int) -> list[int]:
+        """Sizes that divide a replica's share of the batch, or those of the caller's."""
         per_replica, left = divmod(self.global_batch_size, dp)
         given = self._given.get("micro_batch_size", ())
         possible = [int(n) for n in given if 1 <= int(n) <= max(per_replica, 1)]
         # A batch that the replicas do not divide has no micro-batch: one plan stays to say so.
         divisors = [n for n in range(1, MAX_MICRO_BATCH_SIZE + 1) if per_replica % n == 0]
-        sizes = self._allowed("micro_batch_size", [1] if left else divisors, possible)
+        return self._allowed("micro_batch_size", [1] if left else divisors, possible)
+
+    @staticmethod
+    def _rows(tp: int, cp: int, dp: int, sizes: list[int], switches: IntArray) -> IntArray:
+        """Rows of ``_SHARED`` for one choice of degrees: micro-batch sizes x switches."""
         degrees = np.array([(tp, cp, dp, size) for size in sizes], np.int64).reshape(-1, 4)
         return np.hstack([np.repeat(degrees, len(switches), 0), np.tile(switches, (len(sizes), 1))])
 
@@ -265,6 +311,7 @@ class SearchSpace:
                 (vpp, schedule, layout, first, last, *recompute)
                 for vpp, layout, first, last, chunk in self._layouts(pp)
                 for schedule in self._schedules(pp, vpp)
+                if not (layout == FIRST_LAST and IS_WAVE[schedule])
                 for recompute in self._recomputes(chunk)
             ]
             self._staged_tables[pp] = np.array(rows, np.int64).reshape(-1, len(_STAGED))
@@ -279,9 +326,9 @@ class SearchSpace:
         return {}
 
     def _schedules(self, pp: int, vpp: int) -> list[int]:
-        names = ("none",) if pp == 1 else ("interleaved-1f1b",) if vpp > 1 else ("1f1b", "gpipe")
-        known = [name for name in names if name in self.framework.capabilities.schedules]
-        return self._allowed("schedule", known, known)
+        names = schedule_names(self.framework, pp, vpp)
+        synchronous = [name for name in names if name not in ASYNCHRONOUS]
+        return self._allowed("schedule", synchronous, names)
 
     def _layouts(self, pp: int) -> Iterator[tuple[int, int, int, int, int]]:
         """(vpp, layout code, first, last, layers of the largest chunk) of every way to cut the
@@ -309,7 +356,8 @@ class SearchSpace:
         possible = [v for v in range(1, middle + 1) if middle % v == first % v == last % v == 0]
         if layout == "even" and pp == 1:
             possible = [1]
-        if "interleaved-1f1b" not in self.framework.capabilities.schedules:
+        known = set(self.framework.capabilities.schedules)
+        if not known & {"interleaved-1f1b", "breadth-first", *WAVES}:
             possible = [1]
         return self._allowed("vpp", possible, possible)
 
@@ -362,10 +410,6 @@ class SearchSpace:
             allowed = self._allowed("recompute_num_layers", depths, depths)
             rows.extend((kind, depth) for depth in allowed)
         return rows
-
-    def describe(self) -> str:
-        """One line for people."""
-        return f"{format_count(self.num_candidates)} candidate plans"
 
 
 def _counted_cuts(middle: int) -> tuple[tuple[int, int], ...]:

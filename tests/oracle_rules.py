@@ -78,13 +78,30 @@ def _broken_pipeline(model: ModelSpec, plan: Plan) -> set[str]:
     found = set()
     if plan.pp == 1:
         matches = plan.schedule == "none" and plan.vpp == 1
-    elif plan.vpp > 1:
-        matches = plan.schedule == "interleaved-1f1b"
+    elif plan.schedule in ("zb-v", "v-half", "v-min", "dualpipe-v"):
+        matches = plan.vpp == 2
+    elif plan.schedule == "interleaved-1f1b":
+        matches = plan.vpp > 1
+    elif plan.schedule == "hanayo":
+        matches = plan.vpp in range(2, 1000, 2)
+    elif plan.schedule == "breadth-first":
+        matches = True
+    elif plan.schedule in ("chimera", "dualpipe"):
+        matches = plan.vpp == 1 and plan.pp % 2 == 0
     else:
-        matches = plan.schedule in ("1f1b", "gpipe")
+        matches = plan.vpp == 1 and plan.schedule != "none"
     if not matches:
         found.add("schedule-matches-stages")
     micro_batches = plan.global_batch_size // (plan.micro_batch_size * plan.dp)
+    if plan.schedule in ("chimera", "dualpipe") and micro_batches % 2:
+        found.add("schedule-has-micro-batches")
+    if plan.schedule.startswith("dualpipe") and micro_batches < 2 * plan.pp:
+        found.add("schedule-has-micro-batches")
+    if plan.schedule == "pipedream-2bw" and micro_batches < plan.pp:
+        found.add("schedule-has-micro-batches")
+    waves = ("hanayo", "zb-v", "v-half", "v-min", "dualpipe-v")
+    if plan.layout == "first-last" and plan.schedule in waves:
+        found.add("layout-fits-schedule")
     if plan.schedule == "interleaved-1f1b" and (micro_batches == 0 or micro_batches % plan.pp):
         found.add("interleaving-needs-micro-batches")
     given = plan.first_stage_layers > 0 or plan.last_stage_layers > 0

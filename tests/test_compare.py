@@ -54,3 +54,14 @@ def test_plans_keep_the_ranks_they_are_given(simulation: ps.Simulation) -> None:
 
 def test_equal_plans_are_called_equal(simulation: ps.Simulation) -> None:
     assert "same plan" in ps.compare(simulation.take(np.array([0, 0]))).why[0]
+
+
+def test_a_plan_that_cannot_run_never_wins() -> None:
+    cluster = ps.load_cluster("hgx-h100", num_gpus=8)
+    plans = [Plan(tp=4, dp=4, global_batch_size=32, zero=1), PLANS[0]]
+    simulation = ps.simulate(
+        ps.load_model("llama3-8b"), cluster, ps.load_framework("megatron-core"), plans
+    )
+    comparison = ps.compare(simulation)
+    assert comparison.cannot_run == (("uses-all-gpus",), ())
+    assert comparison.why == ("Plan 1 cannot run, so its times are no answer; plan 2 can.",)

@@ -323,12 +323,16 @@ def test_one_hardware_queue_is_set_where_megatron_demands_it(cluster, plan, is_s
         ("hgx-b200", "mxfp8", "fused"),
         ("dgx-a100-80gb", "bf16", "flash"),
         ("hgx-h100", "fp32", "auto"),
-        ("dgx-v100", "fp16", "auto"),
     ],
 )
 def test_attention_backend_is_what_the_hardware_prefers(cluster, precision, backend):
     plan = replace(SMALL, precision=precision)
     assert f"--attention-backend {backend}\n" in export(plan, cluster=load_cluster(cluster, 8))
+
+
+def test_transformer_engine_is_refused_before_ampere():
+    with pytest.raises(ExportError, match="compute capability"):
+        export(replace(SMALL, precision="fp16"), cluster=load_cluster("dgx-v100", 8))
 
 
 def test_one_node_needs_no_settings_and_many_ask_for_theirs(tmp_path):

@@ -26,11 +26,13 @@ EDGES = (
     "measured_*",
     "run_defaults",
     "stage_split",
+    "schedule_ratios",
 )
 
 # Lowest first. A module may import from the layers below its own, and within its own layer where
 # the last column says so. Branch "core" sees the core alone: reading files is another branch over
 # the same types, and joins above the simulator. "name." is a package, "name*" a family of modules.
+FILE_READERS = ("yaml_io", "schemas*", "huggingface*", "catalog", "calibration_overlay")
 LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     # layer, branch, modules, may import within
     ("base", "core", ("errors", "units"), False),
@@ -38,13 +40,14 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("types", "core", ("model", "cluster", "framework"), False),
     ("plan", "core", ("plan",), False),
     ("data", "files", ("frameworks.", "models.", "clusters."), False),
-    ("files", "files", ("yaml_io", "schemas*", "huggingface*", "catalog", "calibration_overlay"), True),
-    ("rules", "core", ("rules", "rule_checks"), True),
+    ("files", "files", FILE_READERS, True),
+    ("rules", "core", ("rules", "rule_checks", "rule_schedules"), True),
     ("operators", "core", ("operators",), False),
     ("seconds", "core", ("compute", "collectives", "savedtensors", "uncertainty"), False),
-    ("stages", "core", ("exposure", "stages", "costs", "memory", "pipeline"), True),
+    ("stages", "core", ("exposure", "stages", "costs", "memory", "pipeline*"), True),
     ("step", "core", ("step",), False),
     ("simulate", "core", ("simulate",), False),
+    ("replay", "core", ("replay",), False),
     ("search", "top", ("search.",), True),
     ("edges", "top", EDGES, True),
     ("program", "top", ("cli*", "commands."), True),

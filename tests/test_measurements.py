@@ -221,7 +221,7 @@ def test_equal_rows_share_one_model_cluster_and_framework(tmp_path: Path) -> Non
         ({"zero_stage": "3"}, "FSDP"),
         ({"fsdp": "FULL_SHARD"}, "FSDP"),
         ({"task": "lora"}, "lora"),
-        ({"schedule": "zb-1p"}, "schedule zb-1p"),
+        ({"schedule": "vocab-1"}, "schedule vocab-1"),
         ({"offload": "0.5"}, "offload"),
         ({"sequence_parallel": "DeepSpeed-Ulysses (all-to-all) 16"}, "all-to-all"),
         ({"framework": "", "group": "x"}, "--framework"),

@@ -204,3 +204,30 @@ def test_impossible_paths_are_refused_early(
     if path != "a" * 5000:
         with pytest.raises(OutputError):
             check_writable(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_named_pipes_are_refused_both_ways(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OutputError, match="pipe"):
+        check_writable(pipe, force=True)
+    with pytest.raises(OutputError, match="pipe"):
+        read_document(pipe)
+
+
+def test_names_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    path = f"{tmp_path}/{os.fsdecode(bytes([0xFF]))}.yaml"
+    with pytest.raises(OutputError, match="UTF-8"):
+        check_writable(path)
+    document = PlanDocument(**{**DOCUMENT.__dict__, "model": path})
+    with pytest.raises(OutputError, match="UTF-8"):
+        write_document(document, tmp_path / "plans.yaml")
+
+
+def test_an_unknown_key_gets_the_nearest_as_a_hint(tmp_path: Path) -> None:
+    path = tmp_path / "plans.yaml"
+    write_document(DOCUMENT, path)
+    path.write_text(path.read_text().replace("num_gpus:", "num_gpu:"))
+    with pytest.raises(SpecError, match="num_gpu: unknown key, did you mean num_gpus"):
+        read_document(path)

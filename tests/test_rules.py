@@ -36,6 +36,7 @@ GOOD = Plan(
     tp_comm_overlap=True,
     cross_entropy_fusion=True,
 )
+OF_ALL_PLANS = "framework-runs-on-accelerator"
 BARE = replace(
     MEGATRON,
     name="bare",
@@ -118,6 +119,12 @@ CASES = {
         ["pp=4", "30", "240"],
         {},
     ),
+    "schedule-has-micro-batches": (
+        replace(PIPE, schedule="dualpipe", global_batch_size=48),
+        replace(PIPE, schedule="dualpipe", global_batch_size=64),
+        ["dualpipe", "pp=4", "8 micro-batches", "6", "48"],
+        {},
+    ),
     "layers-divide-by-stages": (
         replace(PIPE, layout="loss"),
         replace(PIPE, pp=3, layout="loss"),
@@ -128,6 +135,19 @@ CASES = {
         replace(PIPE, pp=1, layout="embedding"),
         replace(PIPE, pp=3, layout="embedding"),
         ["embedding", "pp=1"],
+        {},
+    ),
+    "layout-fits-schedule": (
+        replace(
+            PIPE,
+            schedule="zb-v",
+            vpp=2,
+            layout="first-last",
+            first_stage_layers=20,
+            last_stage_layers=20,
+        ),
+        replace(PIPE, schedule="zb-v", vpp=2),
+        ["zb-v", "pp=4", "first-last"],
         {},
     ),
     "first-last-fits": (
@@ -230,8 +250,19 @@ def test_a_good_plan_breaks_no_rule():
 
 
 def test_every_rule_has_a_case_and_a_unique_name():
-    assert [rule.name for rule in RULES] == list(CASES)
+    names = [rule.name for rule in RULES]
+    assert [name for name in names if name != OF_ALL_PLANS] == list(CASES)
     assert len(RULES) <= 63
+
+
+def test_framework_too_new_for_the_accelerator_refuses_every_plan():
+    old = load_cluster("dgx-v100", 8)
+    plan = Plan(dp=8, precision="fp16", global_batch_size=8)
+    assert broken(plan, cluster=old) == [OF_ALL_PLANS]
+    assert broken(plan, cluster=old, framework=load_framework("megatron-lm-2022")) == []
+    (message,) = explain(LLAMA, old, MEGATRON, plan)
+    assert "8" in message
+    assert "v100" in message
 
 
 @pytest.mark.parametrize("name", CASES)

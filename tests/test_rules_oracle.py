@@ -88,8 +88,8 @@ def test_broken_rules_are_those_of_the_scalar_restatement(
 
 
 def test_the_restatement_knows_every_rule() -> None:
-    """The two named first are capabilities that every framework of SETTINGS has."""
-    seen = {"framework-has-recompute", "framework-has-grad-dtype"}
+    """The three named first are capabilities that every framework of SETTINGS has."""
+    seen = {"framework-has-recompute", "framework-has-grad-dtype", "framework-runs-on-accelerator"}
     for model_name, framework_name, cluster_name, num_gpus in SETTINGS:
         model, framework = load_model(model_name), load_framework(framework_name)
         cluster = load_cluster(cluster_name, num_gpus=num_gpus)

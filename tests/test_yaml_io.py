@@ -102,7 +102,7 @@ def test_an_alias_bomb_is_refused_without_expansion():
 
 
 def test_errors_name_the_key_by_its_path():
-    assert "a.b.1.c: not a finite" in refused("a: {b: [0, {c: .inf}]}")
+    assert "a.b[1].c: not a finite" in refused("a: {b: [0, {c: .inf}]}")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_numbers_with_a_source_above_are_accepted(data):
     [
         ({"a": 1}, "a"),
         ({"a": 1, "source": " "}, "a"),
-        ({"a": {"b": [[1.5]]}}, "a.b.0.0"),
+        ({"a": {"b": [[1.5]]}}, "a.b[0][0]"),
         ({"a": {"source": "x", "b": 1}, "c": {"d": 2}}, "c.d"),
         ({"a": 1, "source": 3}, "a"),
     ],

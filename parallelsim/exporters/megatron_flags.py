@@ -145,8 +145,8 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
     """What of a valid plan the version cannot run."""
     if plan.zero >= 2:
         yield f"it shards the optimizer alone (zero 1), not zero={plan.zero}"
-    if plan.schedule == "gpipe":
-        yield "its schedules are 1f1b and interleaved-1f1b, not gpipe"
+    if plan.schedule not in ("none", "1f1b", "interleaved-1f1b"):
+        yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
     if plan.cuda_graphs and plan.recompute == "selective":

@@ -67,7 +67,10 @@ def compare_document(
     head: Mapping[str, Any], simulation: Simulation, comparison: Comparison
 ) -> dict[str, Any]:
     """``compare --json``."""
-    return {**head, "plans": ranked_rows(simulation), "why": list(comparison.why)}
+    rows = ranked_rows(simulation)
+    for row, rank, messages in zip(rows, comparison.ranks, comparison.cannot_run, strict=True):
+        row |= {"rank": rank, "cannot_run": list(messages)}
+    return {**head, "plans": rows, "why": list(comparison.why)}
 
 
 def fit_document(head: Mapping[str, Any], fit: Fit) -> dict[str, Any]:
@@ -77,6 +80,7 @@ def fit_document(head: Mapping[str, Any], fit: Fit) -> dict[str, Any]:
         "num_gpus": fit.smallest.num_gpus if fit.smallest else None,
         "global_batch_size": fit.smallest.global_batch_size if fit.smallest else None,
         "exhaustive": fit.exhaustive,
+        "tried": list(fit.tried),
         "plans": ranked_rows(fit.smallest.result.plans) if fit.smallest else [],
         "next_smaller": _sized(fit.below) if fit.below else None,
         "changes": [

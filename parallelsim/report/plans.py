@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from parallelsim.plan import Plan
 from parallelsim.report.labels import degrees, label, largest_loss, step_interval
-from parallelsim.report.tables import Column, print_table
+from parallelsim.report.tables import Column, print_line, print_table
 from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
     from parallelsim.simulate import Simulation
 
 OUT_OF_MEMORY = "out of memory"
+
+CP_MARKS = {"p2p": "", "all-gather": "g", "a2a": "a"}
+LAYOUT_MARKS = {"even": "", "embedding": "e", "loss": "l", "embedding-loss": "b", "first-last": "f"}
+"""Behind the degrees of context and pipeline parallelism: how, where it is not the usual way."""
+
+TIGHT_MEANS = "they may run out of memory. P(fits) says how likely each is to fit; run three steps."
+_NEAR_FIELDS = frozenset(
+    {"vpp", "layout", "first_stage_layers", "last_stage_layers", "cp_comm_type"}
+)
+"""Plans that differ in no other field are near variants of each other; 1F1B with and without
+virtual stages is one schedule.
+"""
 
 _PLAN_COLUMNS = (
     Column("#"),
@@ -70,10 +83,53 @@ def header(
     ]
 
 
-def print_ranked(simulation: Simulation) -> None:
-    """The safe plans, best first."""
-    rows = [_cells(simulation, i) for i in range(len(simulation.plans))]
-    print_table((*_PLAN_COLUMNS, *_MEMORY_COLUMNS, _LOSS_COLUMN), rows, bold_rows=1)
+def legend(*simulations: Simulation) -> list[str]:
+    """What the marks behind CP and PP mean, as far as any plan shown has them."""
+    plans = [plan for simulation in simulations for plan in simulation.plans]
+    shown = {f"CP {CP_MARKS[p.cp_comm_type]}": f"{p.cp_comm_type}" for p in plans if p.cp > 1}
+    shown |= {f"PP {LAYOUT_MARKS[p.layout]}": f"layout {p.layout}" for p in plans}
+    marks = [f"{mark} = {name}" for mark, name in shown.items() if not mark.endswith(" ")]
+    return ([", ".join(marks)] if marks else []) + _schedules(plans)
+
+
+def _schedules(plans: list[Plan]) -> list[str]:
+    """Which plans run another schedule than the one that follows from pp and vpp."""
+    ranks: dict[str, list[str]] = {}
+    for rank, plan in enumerate(plans, 1):
+        usual = "none" if plan.pp == 1 else "1f1b" if plan.vpp == 1 else "interleaved-1f1b"
+        if plan.schedule != usual:
+            ranks.setdefault(plan.schedule, []).append(str(rank))
+    return [f"schedule {name}: # {', '.join(found)}" for name, found in ranks.items()]
+
+
+def print_ranked(simulation: Simulation, *, all_variants: bool = True) -> None:
+    """The safe plans, best first; without ``all_variants`` at most two of each set of near ones."""
+    shown = range(len(simulation.plans)) if all_variants else without_near_variants(simulation)
+    columns = (*_PLAN_COLUMNS, *_MEMORY_COLUMNS, _LOSS_COLUMN)
+    left_out = print_table(columns, [_cells(simulation, i) for i in shown], bold_rows=1)
+    if hidden := len(simulation.plans) - len(shown):
+        print_line(
+            f"{hidden} near variant{'s' if hidden > 1 else ''} not shown "
+            "(--all-variants or --json has them)"
+        )
+    if left_out:
+        print_line(f"too narrow for: {', '.join(left_out)}")
+
+
+def without_near_variants(simulation: Simulation, at_most: int = 2) -> list[int]:
+    """Positions of the plans to show: of those that differ only in how layers are cut into stages
+    or how context parallelism communicates, the first ``at_most``.
+    """
+    seen: Counter[tuple[object, ...]] = Counter()
+    shown = []
+    for index, plan in enumerate(simulation.plans):
+        fields = {k: v for k, v in plan.to_dict().items() if k not in _NEAR_FIELDS}
+        fields["schedule"] = plan.schedule.removeprefix("interleaved-")
+        key = tuple(fields.values())
+        seen[key] += 1
+        if seen[key] <= at_most:
+            shown.append(index)
+    return shown
 
 
 def print_tight(
@@ -95,10 +151,10 @@ def _cells(simulation: Simulation, i: int) -> list[str]:
     loss, share = largest_loss(time_terms(simulation, i))
     return [
         str(i + 1),
-        *(
-            str(value)
-            for value in (plan.tp, plan.cp, plan.pp, plan.vpp, plan.dp, plan.micro_batch_size)
-        ),
+        str(plan.tp),
+        f"{plan.cp}{CP_MARKS[plan.cp_comm_type]}",
+        f"{plan.pp}{LAYOUT_MARKS[plan.layout]}",
+        *(str(value) for value in (plan.vpp, plan.dp, plan.micro_batch_size)),
         "y" if plan.sequence_parallel else "n",
         str(plan.zero),
         plan.recompute_label,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,8 @@ from parallelsim.report.labels import (
     step_interval,
     switches,
 )
-from parallelsim.report.tables import Column, paragraph, print_table
+from parallelsim.report.tables import GAP, Column, paragraph, print_table
+from parallelsim.simulate import ZONES
 from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ VERDICTS = {
     "tight": "tight: run three steps first",
     "out": "does not fit",
 }
+
+_SHORT_VERDICTS = {"safe": "fits", "tight": "tight", "out": "too large"}
 
 
 def print_simulation(simulation: Simulation, broken: Sequence[str]) -> None:
@@ -105,32 +109,58 @@ def _print_stages(stages: Sequence[dict[str, Any]], fullest: int) -> None:
 
 def print_comparison(simulation: Simulation, comparison: Comparison) -> None:
     """Time and memory of each plan by term, and one sentence a plan on why the first wins."""
-    num_plans = len(comparison.step_time_s)
-    for rank, plan in zip(comparison.ranks, simulation.plans, strict=True):
-        click.echo(f"plan {rank}: {degrees(plan)}")
+    for rank, plan, broken in zip(
+        comparison.ranks, simulation.plans, comparison.cannot_run, strict=True
+    ):
+        click.echo(paragraph(f"plan {rank}: {degrees(plan)}"))
+        for message in broken:
+            click.echo(paragraph(f"plan {rank} cannot run: {message}"))
     click.echo("")
-    columns = [
-        Column("", "left"),
-        *(
-            Column(f"plan {comparison.ranks[i]}", priority=i if i > 1 else 0)
-            for i in range(num_plans)
-        ),
+    rows = _comparison_rows(simulation, comparison)
+    headers = [f"plan {rank}" for rank in comparison.ranks]
+    headers.append(f"{comparison.ranks[1]} - {comparison.ranks[0]}")
+    width = shutil.get_terminal_size().columns
+    for block in _blocks(["", *headers], rows, width):
+        columns = [Column("", "left"), *(Column(headers[i - 1]) for i in block)]
+        print_table(columns, [[row[0], *(row[i] for i in block)] for row in rows])
+        click.echo("")
+    for sentence in comparison.why:
+        click.echo(paragraph(sentence))
+
+
+def _comparison_rows(simulation: Simulation, comparison: Comparison) -> list[list[str]]:
+    """Verdict, time and memory by term: the name, a cell for each plan, and 2 - 1."""
+    verdicts = [
+        "cannot run" if broken else _SHORT_VERDICTS[ZONES[int(zone)]]
+        for broken, zone in zip(comparison.cannot_run, simulation.zone, strict=True)
     ]
-    columns += [Column(f"{comparison.ranks[1]} - {comparison.ranks[0]}", priority=num_plans)]
-    rows = []
+    rows = [["verdict", *verdicts, ""]]
     for name in TIME_LABELS:
         if any(comparison.time.get(name, ())):
             rows.append(_row(label(name), comparison.time[name], format_seconds))
     rows.append(_row("step", comparison.step_time_s, format_seconds))
-    rows.append([""] * (num_plans + 2))
+    rows.append([""] * len(rows[0]))
     for name in MEMORY_LABELS:
         if any(comparison.memory.get(name, ())):
             rows.append(_row(label(name), comparison.memory[name], format_bytes))
     rows.append(_row("peak of the fullest stage", comparison.peak_memory_bytes, format_bytes))
-    print_table(columns, rows)
-    click.echo("")
-    for sentence in comparison.why:
-        click.echo(paragraph(sentence))
+    return rows
+
+
+def _blocks(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> Iterator[list[int]]:
+    """Positions of columns, in order, as many at a time as fit beside the first one."""
+    sizes = [max(len(row[i]) for row in (headers, *rows)) + GAP for i in range(len(headers))]
+    block: list[int] = []
+    used = sizes[0] - GAP
+    for i in range(1, len(headers)):
+        if block and used + sizes[i] > width:
+            yield block
+            block, used = [], sizes[0] - GAP
+        block.append(i)
+        used += sizes[i]
+    yield block
 
 
 def _row(name: str, values: Sequence[float], shown: Any) -> list[str]:

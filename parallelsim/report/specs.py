@@ -13,6 +13,9 @@ from parallelsim.model import ModelSpec
 from parallelsim.report.tables import Column
 from parallelsim.units import GB, TERA, format_bytes, format_count
 
+_UNSTATED_AS_ZERO = ("seq_length", "default_global_batch_tokens")
+"""Fields of a model that are 0 where its file states none."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -26,7 +29,9 @@ class View:
     def details(self, name: str, spec: Any) -> list[str]:
         """Key figures, every field, and the sources that its file states."""
         lines = [*self.summary(spec), ""]
-        lines += [f"{key}: {value}" for key, value in _flat("", spec)]
+        for key, value in _flat("", spec):
+            unstated = self.kind == "model" and key in _UNSTATED_AS_ZERO and value == "0"
+            lines.append(f"{key}: {'not stated' if unstated else value}")
         found = sources(self.kind, name)
         return [*lines, "", "sources:", *(f"  {line}" for line in found)] if found else lines
 
@@ -123,6 +128,7 @@ def _cluster_row(cluster: ClusterSpec) -> list[str]:
         f"{cluster.domain_size}",
         f"{inner.bandwidth_bytes_per_s / GB:.0f}",
         f"{outer.bandwidth_bytes_per_s / GB:.0f}" if outer else "not stated",
+        "yes" if gpu.measured else "family's values",
     ]
 
 
@@ -177,6 +183,7 @@ CLUSTER_VIEW = View(
         Column("domain", priority=4),
         Column("link GB/s", priority=2),
         Column("NIC GB/s"),
+        Column("measured", "left"),
     ),
     _cluster_row,
     _cluster_summary,

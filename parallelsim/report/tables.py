@@ -67,17 +67,27 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     return lines
 
 
+def print_line(text: str) -> None:
+    """Print a sentence in lines as wide as the terminal."""
+    sys.stdout.write(paragraph(text) + "\n")
+
+
 def print_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], *, bold_rows: int = 0
-) -> None:
+) -> list[str]:
     """Print rows of text under headers; the first ``bold_rows`` stand out on a terminal.
+
+    Returns the headers of columns that the terminal is too narrow for.
 
     Only a terminal gets colours, and only then is rich imported: it takes a tenth of a cold start.
     """
-    lines = table_lines(columns, rows, shutil.get_terminal_size().columns)
+    width = shutil.get_terminal_size().columns
+    lines = table_lines(columns, rows, width)
+    kept = shown_columns(columns, rows, width)
+    left_out = [column.header for i, column in enumerate(columns) if i not in kept]
     if not sys.stdout.isatty():
         sys.stdout.write("\n".join(lines) + "\n")
-        return
+        return left_out
     from rich.console import Console
     from rich.text import Text
 
@@ -85,3 +95,4 @@ def print_table(
     for index, line in enumerate(lines):
         style = "bold" if index == 0 else "bold green" if index <= bold_rows else ""
         console.print(Text(line, style=style), no_wrap=True, overflow="ignore", crop=False)
+    return left_out

@@ -1,0 +1,153 @@
+"""``parallelsim timeline``: what every rank does when."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from parallelsim.cli_inputs import Inputs, shown_path
+from parallelsim.cli_options import SpecOptions, plan_options, spec_options
+from parallelsim.cli_simulate import one_plan
+from parallelsim.cli_values import Value, whole_number
+from parallelsim.errors import OutputError
+
+if TYPE_CHECKING:
+    from parallelsim.plan import Plan
+    from parallelsim.replay import PlanReplay
+
+SUFFIXES = (".json", ".svg", ".html", ".png")
+
+
+@click.command(
+    epilog="Example: parallelsim timeline --model llama3-70b --gpus 256 --tp 8 --pp 8 "
+    "--schedule zb-h1 --output trace.json"
+)
+@click.argument("file", required=False, metavar="[PLANS]")
+@click.option(
+    "--rank",
+    type=whole_number(1, 10_000),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Which plan of the file.",
+)
+@spec_options
+@plan_options
+@click.option(
+    "--output",
+    "-o",
+    metavar="FILE",
+    help="trace.json (opens in ui.perfetto.dev), gantt.svg, gantt.html or gantt.png.  "
+    "[default: letters in the terminal]",
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def timeline(
+    file: str | None,
+    rank: int,
+    spec: SpecOptions,
+    plan_fields: dict[str, Value],
+    output: str | None,
+    force: bool,
+) -> None:
+    """Show the forwards and backwards of every pipeline rank over one step.
+
+    PLANS is what 'parallelsim plan --output PLANS' wrote; or give the plan as for 'simulate'. The
+    schedule is replayed operation by operation with the simulator's costs.
+    """
+    from parallelsim.planfile import check_writable
+    from parallelsim.replay import plan_replay
+
+    kind = _kind(output)
+    if output is not None:
+        check_writable(output, force=force)
+    inputs, plan, _ = one_plan(spec, file, rank, plan_fields)
+    planned = plan_replay(inputs.model, inputs.cluster, inputs.framework, plan)
+    for note in _notes(inputs, plan):
+        click.echo(f"note: {note}", err=True)
+    if output is None:
+        _print(planned)
+        return
+    _write(planned, output, kind, force)
+    sys.stdout.flush()
+    click.echo(f"wrote {shown_path(output)}", err=True)
+
+
+def _kind(output: str | None) -> str:
+    if output is None:
+        return ""
+    kind = os.path.splitext(output)[1].lower()
+    if kind not in SUFFIXES:
+        raise click.UsageError(f"--output: the name must end with {', '.join(SUFFIXES)}")
+    return kind
+
+
+def _notes(inputs: Inputs, plan: Plan) -> list[str]:
+    from parallelsim.rules import explain
+
+    return [
+        f"the plan cannot run: {message}"
+        for message in explain(inputs.model, inputs.cluster, inputs.framework, plan)
+    ]
+
+
+def _print(planned: PlanReplay) -> None:
+    """The Gantt in letters, as wide as the terminal."""
+    import shutil
+
+    from parallelsim.timeline import gantt_text
+    from parallelsim.units import format_seconds
+
+    done = planned.run()
+    width = max(shutil.get_terminal_size().columns, 40)
+    picture = gantt_text(done, width=min(width, 200))
+    pp, vpp, m = planned.schedule.size
+    click.echo(
+        f"{planned.schedule.name}, pp {pp}, vpp {vpp}, {m} micro-batches: replayed "
+        f"{format_seconds(float(done.step_s[0]))} of a step of "
+        f"{format_seconds(planned.step_time_s())} (the rest: optimizer, launches, stragglers)\n"
+    )
+    click.echo(picture, nl=False)
+
+
+def _write(planned: PlanReplay, output: str, kind: str, force: bool) -> None:
+    from parallelsim.planfile import write_text
+    from parallelsim.timeline import gantt_svg, trace_json
+
+    if kind == ".png":
+        write_text(output, _png(gantt_svg(planned.run())), force=force)
+        return
+    if kind == ".json":
+        kept = planned.activation_bytes
+        # A micro-batch counts until its weight gradient, as in the memory of the plan.
+        text = trace_json(planned.run(), activation_bytes=kept, weight_only_bytes=kept)
+    else:
+        text = gantt_svg(planned.run())
+    write_text(output, _page(text) if kind == ".html" else text, force=force)
+
+
+def _page(svg: str) -> str:
+    """The picture in a page."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        "<title>Pipeline timeline</title></head>\n"
+        f"<body>\n{svg}</body>\n</html>\n"
+    )
+
+
+def _png(svg: str) -> bytes:
+    """The picture in pixels, where the library that draws it is installed.
+
+    Raises:
+        OutputError: it is not.
+    """
+    try:
+        import cairosvg  # type: ignore[import-not-found, unused-ignore]
+    except (ImportError, OSError):
+        raise OutputError(
+            "a .png needs the library cairosvg (pip install cairosvg); .svg and .html do not"
+        ) from None
+    pixels: bytes = cairosvg.svg2png(bytestring=svg.encode())
+    return pixels

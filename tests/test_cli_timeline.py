@@ -1,0 +1,108 @@
+"""``parallelsim timeline``: pictures, traces, exit codes and files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from parallelsim.cli import main
+
+PLAN = (
+    *("--model", "llama3-8b", "--gpus", "16", "--tp", "2", "--pp", "4"),
+    *("--global-batch-size", "32"),
+)
+
+
+def run(*args: str) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(main, ["timeline", *args])
+
+
+def refused(result: Result, exit_code: int = 1) -> str:
+    assert result.exit_code == exit_code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert lines[-1].startswith("parallelsim: error: ")
+    return lines[-1]
+
+
+def test_without_output_the_gantt_is_letters() -> None:
+    result = run(*PLAN, "--schedule", "zb-h1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("zb-h1, pp 4, vpp 1, 16 micro-batches: replayed ")
+    rows = [line for line in result.stdout.splitlines() if "|" in line]
+    assert len(rows) == 4
+    assert set("".join(row.split("|")[1] for row in rows)) <= set("FIW.")
+    assert all(len(line) <= 120 for line in result.stdout.splitlines())
+    assert "does not run the schedule zb-h1" in result.stderr
+
+
+def test_a_trace_has_every_operation_and_memory(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    assert run(*PLAN, "--output", str(file)).exit_code == 0
+    events = json.loads(file.read_text())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] in ("forward", "backward")]
+    assert len(slices) == 4 * 16 * 2
+    assert max(e["args"]["bytes"] for e in events if e["ph"] == "C") > 1e8
+    assert {e["cat"] for e in events if e["ph"] == "X"} >= {"transfer", "data parallel"}
+
+
+@pytest.mark.parametrize(("name", "begins"), [("g.svg", "<svg "), ("g.html", "<!DOCTYPE html>")])
+def test_pictures_are_written_whole_and_not_over_a_file(
+    tmp_path: Path, name: str, begins: str
+) -> None:
+    file = tmp_path / name
+    assert run(*PLAN, "--output", str(file)).exit_code == 0
+    assert file.read_text().startswith(begins)
+    before = file.read_bytes()
+    assert "exists already; use --force" in refused(run(*PLAN, "--output", str(file)))
+    assert file.read_bytes() == before
+    assert run(*PLAN, "--micro-batch-size", "2", "--output", str(file), "--force").exit_code == 0
+    assert file.read_bytes() != before
+
+
+def test_pixels_need_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cairosvg", None)
+    file = tmp_path / "gantt.png"
+    assert "a .png needs the library cairosvg" in refused(run(*PLAN, "--output", str(file)))
+    assert not file.exists()
+
+
+def test_plans_of_a_file_are_read_by_rank(tmp_path: Path) -> None:
+    file = str(tmp_path / "plans.yaml")
+    search = ["plan", "--model", "llama3-8b", "--gpus", "16", "--fix", "pp=4", "--output", file]
+    assert CliRunner().invoke(main, [*search, "--global-batch-size", "64"]).exit_code == 0
+    result = run(file, "--rank", "2")
+    assert result.exit_code == 0, result.output
+    assert "pp 4" in result.stdout
+    assert "no plan of rank 99" in refused(run(file, "--rank", "99"))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--pp", "1024", "--gpus", "2048"), "beyond the 512 ranks"),
+        (("--global-batch-size", "1000000"), "operations"),
+        (("--schedule", "zb-v"), "vpp must be 2"),
+        (("--schedule", "dualpipe", "--global-batch-size", "8"), "at least 2 pp = 8"),
+        (("--schedule", "chimera", "--pp", "3", "--gpus", "24"), "pp must be even"),
+        (("--pp", "32", "--gpus", "64"), "more than the 16 that the terminal shows"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_line_and_no_file(
+    tmp_path: Path, args: tuple[str, ...], words: str
+) -> None:
+    given = dict(zip(PLAN[::2], PLAN[1::2], strict=True)) | dict(
+        zip(args[::2], args[1::2], strict=True)
+    )
+    options = [text for pair in given.items() for text in pair]
+    file = tmp_path / "trace.json"
+    output = () if "terminal" in words else ("--output", str(file))
+    assert words in refused(run(*options, *output))
+    assert not file.exists()
+
+
+def test_other_file_types_are_wrong_usage(tmp_path: Path) -> None:
+    message = refused(run(*PLAN, "--output", str(tmp_path / "gantt.gif")), 2)
+    assert "must end with .json, .svg, .html, .png" in message
