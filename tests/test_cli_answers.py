@@ -160,7 +160,7 @@ def test_near_variants_are_counted_and_not_shown(plans_file: Path) -> None:
 
 def test_a_narrow_table_names_the_columns_left_out() -> None:
     text = run("plan", "-m", "gpt2-xl", "-n", "8", columns=40).stdout.replace("\n", " ")
-    assert "too narrow for: CP, VP" in text
+    assert "left out for width: CP, VP" in text
 
 
 def test_tight_plans_are_called_what_they_are() -> None:

@@ -113,7 +113,7 @@ def print_ranked(simulation: Simulation, *, all_variants: bool = True) -> None:
             "(--all-variants or --json has them)"
         )
     if left_out:
-        print_line(f"too narrow for: {', '.join(left_out)}")
+        print_line(f"left out for width: {', '.join(left_out)}")
 
 
 def without_near_variants(simulation: Simulation, at_most: int = 2) -> list[int]:
