@@ -172,8 +172,10 @@ def data_parallel_exposed(
     reduce = network.reduce_scatter(gradient_bytes, group)
     gather = network.all_gather(parameter_bytes, group)
     if not sharded.all():
-        reduce = np.where(sharded, reduce, network.all_reduce(gradient_bytes, group))
-        gather = np.where(sharded, gather, 0.0)
+        whole = np.flatnonzero(~sharded)
+        some = network.group(num_ranks[whole], stride[whole])
+        reduce[whole] = network.all_reduce(gradient_bytes[whole], some)
+        gather[whole] = 0.0
     budget = overlap.dp_overlap_efficiency * window * micro_batch_s
     floor = overlap.dp_exposed_floor
     hidden_reduce = np.maximum(reduce - BACKWARD_SHARE * budget, floor * reduce)

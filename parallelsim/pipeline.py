@@ -78,8 +78,13 @@ def pipeline_time(
     bubble = (total - slowest) / vpp
     plain = (vpp == 1) & (schedule != GPIPE)
     if plain.any():
-        time = _one_f_one_b_time(stages, total, pp, num_micro_batches)
-        bubble = np.where(plain, time - num_micro_batches * slowest, bubble)
+        # On the plans that need it alone: the bounds cost more than all the rest here.
+        index = np.flatnonzero(plain)
+        first, middle, last, *forwards = (np.asarray(x)[index] for x in stages[:-1])
+        some = StageSeconds(first, middle, last, forwards[0], forwards[1], forwards[2])
+        m = num_micro_batches[index]
+        time = _one_f_one_b_time(some, total[index], pp[index], m)
+        bubble[index] = time - m * slowest[index]
     if stages.chunks is not None:
         shape = (schedule, pp, vpp, num_micro_batches)
         bubble = _other_bubbles(stages.chunks, *shape, slowest, bubble)

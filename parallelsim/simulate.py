@@ -35,7 +35,7 @@ from parallelsim.uncertainty import fits_probability, interval_factor, regime_of
 
 BoolArray = NDArray[np.bool_]
 
-BLOCK = 8_192
+BLOCK = 16_384
 """Plans computed at once: temporaries of a block stay in the cache."""
 ZONES = ("safe", "tight", "out")
 TIGHT_LIMIT = 1.05
