@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from parallelsim.fit import Task
     from parallelsim.planfile import PlanDocument, RankedPlan
     from parallelsim.search.result import SearchResult
+    from parallelsim.search.space import SearchSpace
     from parallelsim.simulate import Simulation
 
 DEFAULT_CLUSTER = "hgx-h100"
@@ -220,15 +221,14 @@ def _check_fixed(fixed: Mapping[str, Value], num_gpus: int, global_batch_size: i
         )
 
 
-def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
-    """The ranked plans for the inputs."""
-    from parallelsim.search.grid import grid_search
+def search_space(inputs: Inputs, search: SearchOptions) -> SearchSpace:
+    """The plans that the options leave."""
     from parallelsim.search.space import SearchSpace
 
     fixed, limits = search_values(
         search, inputs.cluster.num_gpus, inputs.global_batch_size, inputs.model.num_layers
     )
-    space = SearchSpace(
+    return SearchSpace(
         inputs.model,
         inputs.cluster,
         inputs.framework,
@@ -238,7 +238,13 @@ def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
         limits=limits,
         all_schedules=search.all_schedules,
     )
-    return grid_search(space, top, search.memory_limit)
+
+
+def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
+    """The ranked plans for the inputs."""
+    from parallelsim.search.grid import grid_search
+
+    return grid_search(search_space(inputs, search), top, search.memory_limit)
 
 
 def fit_task(options: SpecOptions, search: SearchOptions) -> Task:

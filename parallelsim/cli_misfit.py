@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parallelsim.cli_inputs import Inputs, fit_task, search_values
+from parallelsim.cli_inputs import Inputs, fit_task, search_space
 from parallelsim.cli_options import SearchOptions
 from parallelsim.errors import NoFeasiblePlanError, ParallelSimError
 from parallelsim.plan import Plan
@@ -146,28 +146,13 @@ def _assignment(name: str, value: Any) -> str:
 
 def _space_is_empty(inputs: Inputs, search: SearchOptions, without: str) -> bool:
     """Whether no candidate is left with one of the fixed or limited fields free."""
-    from parallelsim.search.space import SearchSpace
-
     kept = replace(
         search,
         fixed={name: v for name, v in search.fixed.items() if name != without},
         limits={name: v for name, v in search.limits.items() if name != without},
     )
     try:
-        fixed, limits = search_values(
-            kept, inputs.cluster.num_gpus, inputs.global_batch_size, inputs.model.num_layers
-        )
-        space = SearchSpace(
-            inputs.model,
-            inputs.cluster,
-            inputs.framework,
-            inputs.global_batch_size,
-            precision=inputs.precision,
-            fixed=fixed,
-            limits=limits,
-            all_schedules=search.all_schedules,
-        )
-        return space.num_candidates == 0
+        return search_space(inputs, kept).num_candidates == 0
     except ParallelSimError:
         return True
 
