@@ -21,7 +21,8 @@ from parallelsim.calibration_overlay import is_overlay, overlay_cluster, overlay
 from parallelsim.cluster import AcceleratorSpec, ClusterSpec
 from parallelsim.errors import SpecError, UnknownNameError
 from parallelsim.framework import FrameworkSpec
-from parallelsim.model import Block, Layer, ModelSpec
+from parallelsim.layers import Block, Layer
+from parallelsim.model import ModelSpec
 from parallelsim.schemas_build import (
     build_accelerator,
     build_cluster,

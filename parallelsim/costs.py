@@ -40,7 +40,8 @@ from parallelsim.exposure import (
     tensor_parallel_exposed,
 )
 from parallelsim.framework import FrameworkSpec
-from parallelsim.model import Layer, ModelSpec
+from parallelsim.layers import Layer
+from parallelsim.model import ModelSpec
 from parallelsim.operators import (
     IS_FP8,
     FloatArray,

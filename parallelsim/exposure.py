@@ -10,7 +10,8 @@ import numpy as np
 
 from parallelsim.collectives import Network
 from parallelsim.framework import OverlapFacts
-from parallelsim.model import Layer, ModelSpec
+from parallelsim.layers import Layer
+from parallelsim.model import ModelSpec
 from parallelsim.operators import IS_FP8, FloatArray, IntArray, OperatorKeys, kv_width
 from parallelsim.plan import code
 

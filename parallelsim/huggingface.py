@@ -15,7 +15,8 @@ from typing import Any
 
 from parallelsim.errors import SpecError
 from parallelsim.huggingface_config import ConfigReader
-from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
+from parallelsim.layers import MLP, Attention, Block, Layer
+from parallelsim.model import ModelSpec
 from parallelsim.yaml_io import shown
 
 _REFUSED_KEYS: Mapping[str, str] = {

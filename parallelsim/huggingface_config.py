@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallelsim.errors import SpecError
-from parallelsim.model import LIMITS, Attention
+from parallelsim.layers import Attention
+from parallelsim.model import LIMITS
 from parallelsim.yaml_io import shown
 
 ACTIVATIONS: Mapping[str, str] = {

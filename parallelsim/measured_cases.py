@@ -19,6 +19,7 @@ from parallelsim.catalog import (
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.measured_clusters import CLUSTER_FACTS, cluster_of
 from parallelsim.measured_text import (
     follows_recipe,
@@ -29,7 +30,7 @@ from parallelsim.measured_text import (
     states_offload,
 )
 from parallelsim.measurements import Facts, RowError, Run
-from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
+from parallelsim.model import ModelSpec
 from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan
 from parallelsim.run_defaults import RunDefaults, run_defaults
 from parallelsim.stage_split import stage_split

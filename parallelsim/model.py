@@ -1,8 +1,8 @@
 """What is trained: a transformer as a list of blocks, with its parameter and FLOP counts.
 
 A :class:`ModelSpec` is a tuple of :class:`Block`; a block repeats a short tuple of :class:`Layer`
-(one layer for most models, a local and a global one for Gemma 2); a layer is an attention and an
-MLP. Numbers are those of the unsharded model; what a GPU holds is computed in ``operators`` and
+(one layer for most models, a local and a global one for Gemma 2); ``layers`` says what a layer is
+made of. Numbers are those of the unsharded model; what a GPU holds is computed in ``operators`` and
 ``memory``.
 """
 
@@ -13,6 +13,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from parallelsim.errors import SpecError
+from parallelsim.layers import (
+    MLP,
+    Attention,
+    Block,
+    LatentAttention,
+    Layer,
+    MixtureOfExperts,
+    StateSpace,
+)
 
 VOCAB_PADDING = 128
 """Megatron pads the vocabulary to a multiple of this times tp
@@ -30,101 +39,11 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "ffn_hidden_size": (1, 10**7),
     "window": (1, 10**8),
     "num_norms": (0, 8),
+    "num_experts": (1, 10**5),
     "global_batch_tokens": (0, 10**12),
 }
 """Smallest and largest value of each size: beyond any model, and far inside int64 and float64."""
 MAX_PARAMETERS = 10**15
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Softmax attention with full, grouped or multi-query heads."""
-
-    num_heads: int
-    """Query heads."""
-    num_query_groups: int
-    """Key/value heads; equal to ``num_heads`` for multi-head, 1 for multi-query attention."""
-    head_dim: int
-    """Width of one head; need not be hidden_size / num_heads."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    """RMSNorm on each query and key head (Qwen3): 2 * head_dim parameters."""
-    causal: bool = True
-    window: int | None = None
-    """Sliding window in tokens (each token sees itself and the ``window - 1`` before it); None is
-    full.
-    """
-
-    @property
-    def query_width(self) -> int:
-        """Columns of the query projection, num_heads * head_dim."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Columns of the key projection, num_query_groups * head_dim."""
-        return self.num_query_groups * self.head_dim
-
-    def num_parameters(self, hidden_size: int) -> int:
-        """Weights and biases of the QKV and output projections, and of the query/key norms."""
-        qkv_width = self.query_width + 2 * self.kv_width
-        weights = hidden_size * qkv_width + self.query_width * hidden_size
-        biases = self.qkv_bias * qkv_width + self.output_bias * hidden_size
-        return weights + biases + self.qk_norm * 2 * self.head_dim
-
-    def pairs_per_sequence(self, seq_length: int) -> float:
-        """Query-key pairs that one head scores in one sequence.
-
-        Full: s^2. Causal: s^2 / 2 (the convention of MFU; exactly s (s + 1) / 2). Causal with a
-        window w < s: w s - w^2 / 2. Bidirectional with a window: min(2 w, s) s.
-        """
-        s = float(seq_length)
-        if self.window is None or self.window >= seq_length:
-            return s * s / 2 if self.causal else s * s
-        w = float(self.window)
-        return w * s - w * w / 2 if self.causal else min(2 * w, s) * s
-
-
-@dataclass(frozen=True, slots=True)
-class MLP:
-    """A feed-forward network: two matrices, or three when gated (SwiGLU, GeGLU)."""
-
-    ffn_hidden_size: int
-    gated: bool
-    bias: bool = False
-    activation: str = "silu"
-    """silu, gelu or squared-relu: decides the export's flag; their run times do not differ here."""
-
-    def num_parameters(self, hidden_size: int) -> int:
-        """Weights and biases."""
-        num_up = 2 if self.gated else 1
-        weights = (num_up + 1) * hidden_size * self.ffn_hidden_size
-        return weights + self.bias * (num_up * self.ffn_hidden_size + hidden_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One transformer layer."""
-
-    attention: Attention
-    mlp: MLP
-    num_norms: int = 2
-    """Normalisations over the hidden size: 2, or 4 where the sub-layer outputs are normalised too
-    (Gemma 2).
-    """
-    parallel: bool = False
-    """Attention and MLP read the same input (Falcon, GPT-NeoX): one tensor-parallel reduction
-    instead of two.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """``repeat`` copies of a short sequence of layers."""
-
-    repeat: int
-    layers: tuple[Layer, ...]
 
 
 @dataclass(frozen=True)
@@ -168,6 +87,10 @@ class ModelSpec:
     """
     pooler: bool = False
     """BERT's pooler: a dense h x h with bias."""
+    num_mtp_layers: int = 0
+    """Multi-token-prediction modules after the last layer (arXiv:2412.19437 section 2.2); not in
+    ``num_parameters``.
+    """
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
 
@@ -217,12 +140,16 @@ class ModelSpec:
 
     def layer_parameters(self, layer: Layer) -> int:
         """Parameters of one layer."""
+        parts = sum(part.num_parameters(self.hidden_size) for part in layer.sublayers)
+        return parts + layer.num_norms * self.norm_parameters()
+
+    def mtp_parameters(self) -> int:
+        """Parameters of the multi-token-prediction modules: each one more layer, a projection of
+        2 h columns, norms of both inputs and of the output. Embedding and head are shared.
+        """
         h = self.hidden_size
-        return (
-            layer.attention.num_parameters(h)
-            + layer.mlp.num_parameters(h)
-            + layer.num_norms * self.norm_parameters()
-        )
+        each = self.layer_parameters(self.layers[-1]) + 2 * h * h + 3 * self.norm_parameters()
+        return self.num_mtp_layers * each
 
     def embedding_parameters(self) -> int:
         """Token, position and token-type embeddings with their norm."""
@@ -251,23 +178,53 @@ class ModelSpec:
         layers = sum(count * self.layer_parameters(layer) for layer, count in self.layer_kinds)
         return self.embedding_parameters() + layers + self.head_parameters()
 
+    @cached_property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token passes: of routed experts, the ``top_k`` it is sent to.
+
+        >>> from parallelsim import load_model
+        >>> model = load_model("llama3-70b")
+        >>> model.num_active_parameters == model.num_parameters
+        True
+        """
+        idle = 0
+        for layer, count in self.layer_kinds:
+            if layer.experts is not None:
+                experts, h = layer.experts, self.hidden_size
+                idle += count * (experts.num_parameters(h) - experts.active_parameters(h))
+        return self.num_parameters - idle
+
     def flops_per_sequence(self) -> float:
         """Model FLOPs of forward and backward for one sequence: 3 x (2 per multiply-add of every
         GEMM).
 
         6 s (sum of layer GEMM weights + h V) + 12 q pairs for each layer, with causal pairs s^2 / 2
-        (Megatron's ``num_floating_point_operations``). Not counted: recompute, norms, embedding
-        look-up, vocabulary padding.
+        (Megatron's ``num_floating_point_operations``); of experts, those that a token is sent to.
+        Each multi-token-prediction module adds a layer, 2 h^2 weights and a head. Not counted:
+        recompute, norms, routers, embedding look-up, vocabulary padding.
         """
         h, s = self.hidden_size, self.seq_length
-        total = 6.0 * s * h * self.vocab_size
+        heads = 1 + self.num_mtp_layers
+        total = 6.0 * s * h * self.vocab_size * heads
         total += 6.0 * s * h * h if self.head_transform else 0.0
-        for layer, count in self.layer_kinds:
-            attention, mlp = layer.attention, layer.mlp
-            gemm_weights = h * (2 * attention.query_width + 2 * attention.kv_width)
-            gemm_weights += (3 if mlp.gated else 2) * h * mlp.ffn_hidden_size
-            core = 12.0 * attention.query_width * attention.pairs_per_sequence(s)
-            total += count * (6.0 * s * gemm_weights + core)
+        total += sum(count * self.layer_flops(layer) for layer, count in self.layer_kinds)
+        if self.num_mtp_layers:
+            each = self.layer_flops(self.layers[-1]) + 6.0 * s * 2 * h * h
+            total += self.num_mtp_layers * each
+        return total
+
+    def layer_flops(self, layer: Layer) -> float:
+        """Model FLOPs of one layer, forward and backward, for one sequence."""
+        h, s = self.hidden_size, layer.seq_length or self.seq_length
+        total = 0.0
+        for part in layer.sublayers:
+            total += 6.0 * s * part.gemm_weights(h)
+            if isinstance(part, Attention | LatentAttention):
+                total += 12.0 * part.num_heads * part.core_width * part.pairs_per_sequence(s)
+            if isinstance(part, Attention) and part.kv_seq_length:
+                total += 6.0 * part.kv_seq_length * part.cross_weights(h)
+            if isinstance(part, StateSpace):
+                total += 3.0 * s * part.scan_flops_per_token()
         return total
 
     def with_seq_length(self, seq_length: int) -> ModelSpec:
@@ -295,12 +252,24 @@ def _check_range(key: str, value: int) -> None:
 
 
 def _check_layer(layer: Layer) -> None:
-    attention = layer.attention
+    if not layer.sublayers:
+        raise SpecError("a layer needs at least one sub-layer", key="layers")
+    if layer.mlp is not None and layer.experts is not None:
+        raise SpecError("a layer has an mlp or experts, not both", key="experts")
+    _check_range("num_norms", layer.num_norms)
+    for part in layer.sublayers:
+        if isinstance(part, Attention):
+            _check_attention(part)
+        elif isinstance(part, MLP):
+            _check_range("ffn_hidden_size", part.ffn_hidden_size)
+        elif isinstance(part, MixtureOfExperts):
+            _check_experts(part)
+
+
+def _check_attention(attention: Attention) -> None:
     _check_range("num_attention_heads", attention.num_heads)
     _check_range("num_query_groups", attention.num_query_groups)
     _check_range("head_dim", attention.head_dim)
-    _check_range("ffn_hidden_size", layer.mlp.ffn_hidden_size)
-    _check_range("num_norms", layer.num_norms)
     if attention.window is not None:
         _check_range("window", attention.window)
     if attention.num_heads % attention.num_query_groups:
@@ -308,4 +277,13 @@ def _check_layer(layer: Layer) -> None:
             f"{attention.num_heads} heads cannot share {attention.num_query_groups} key/value "
             "groups evenly",
             key="num_query_groups",
+        )
+
+
+def _check_experts(experts: MixtureOfExperts) -> None:
+    _check_range("num_experts", experts.num_experts)
+    _check_range("ffn_hidden_size", experts.ffn_hidden_size)
+    if not 1 <= experts.top_k <= experts.num_experts:
+        raise SpecError(
+            f"expected 1 to num_experts={experts.num_experts}, got {experts.top_k}", key="top_k"
         )

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelsim.framework import FrameworkSpec
-from parallelsim.model import VOCAB_PADDING, Layer, ModelSpec
+from parallelsim.layers import Layer
+from parallelsim.model import VOCAB_PADDING, ModelSpec
 from parallelsim.plan import PRECISIONS, code
 
 FloatArray = NDArray[np.float64]

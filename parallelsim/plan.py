@@ -61,6 +61,9 @@ PRECISIONS = (
 )
 GRAD_DTYPES = ("fp32", "bf16")
 CP_COMM_TYPES = ("p2p", "all-gather", "a2a")
+MOE_DISPATCHERS = ("all-to-all", "all-gather", "deepep")
+"""How tokens reach their experts: NCCL all-to-all; every rank gathers all tokens; kernels that send
+a token to each node once (DeepEP, HybridEP)."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
@@ -69,6 +72,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "grad_dtype": GRAD_DTYPES,
     "cp_comm_type": CP_COMM_TYPES,
+    "moe_dispatcher": MOE_DISPATCHERS,
 }
 """Fields that are names in a :class:`Plan` and codes (positions here) in a :class:`PlanBatch`."""
 
@@ -90,6 +94,10 @@ class Plan:
     """Virtual stages (chunks) of each pipeline rank."""
     dp: int = 1
     """Data-parallel replicas, without cp."""
+    ep: int = 1
+    """Ranks that a layer's experts are dealt to; they may span tp, cp and dp."""
+    etp: int = 1
+    """Tensor-parallel ranks of one expert."""
     micro_batch_size: int = 1
     """Sequences of one micro-batch."""
     global_batch_size: int = 1
@@ -115,6 +123,9 @@ class Plan:
     overlap_param_gather: bool = False
     cross_entropy_fusion: bool = False
     cuda_graphs: bool = False
+    moe_dispatcher: str = "all-to-all"
+    ep_comm_overlap: bool = False
+    """Tokens of one micro-batch travel to their experts while another one computes."""
 
     @property
     def num_gpus(self) -> int:
@@ -229,6 +240,8 @@ class PlanBatch:
     pp: IntArray
     vpp: IntArray
     dp: IntArray
+    ep: IntArray
+    etp: IntArray
     micro_batch_size: IntArray
     global_batch_size: IntArray
     schedule: IntArray
@@ -247,6 +260,8 @@ class PlanBatch:
     overlap_param_gather: IntArray
     cross_entropy_fusion: IntArray
     cuda_graphs: IntArray
+    moe_dispatcher: IntArray
+    ep_comm_overlap: IntArray
 
     def __len__(self) -> int:
         return int(self.tp.shape[0])

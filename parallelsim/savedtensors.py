@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from parallelsim.framework import FrameworkSpec
-from parallelsim.model import Layer, ModelSpec
+from parallelsim.layers import Layer
+from parallelsim.model import ModelSpec
 from parallelsim.operators import IS_FP8, FloatArray, OperatorKeys, kv_width, rank_vocab
 
 

@@ -34,7 +34,8 @@ from parallelsim.framework import (
     MemoryFacts,
     OverlapFacts,
 )
-from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
+from parallelsim.layers import MLP, Attention, Block, Layer
+from parallelsim.model import ModelSpec
 from parallelsim.units import GB, GIB, MIB, MICRO, TERA
 from parallelsim.yaml_io import in_file, shown, shown_file
 

@@ -15,8 +15,9 @@ from parallelsim.search.partition_problem import (
 from parallelsim.cluster import ClusterSpec
 from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import Block, Layer
 from parallelsim.memory import States, activations, states
-from parallelsim.model import Block, Layer, ModelSpec
+from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan, PlanBatch
 from parallelsim.simulate import DEFAULT_MEMORY_LIMIT
 from parallelsim.stages import plan_columns

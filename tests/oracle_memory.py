@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parallelsim.framework import FrameworkSpec
-from parallelsim.model import Layer, ModelSpec
+from parallelsim.layers import Layer
+from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
 

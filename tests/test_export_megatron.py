@@ -23,7 +23,8 @@ from parallelsim.exporters.megatron_flags import (
     VERSIONS,
     model_refusals,
 )
-from parallelsim.model import Attention, Block, Layer, ModelSpec
+from parallelsim.layers import Attention, Block, Layer
+from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, PRECISIONS, Plan
 
 LLAMA = load_model("llama3-70b").with_seq_length(8192)

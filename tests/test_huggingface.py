@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from parallelsim.catalog import load_model
 from parallelsim.errors import OutputError, ParallelSimError, SpecError
 from parallelsim.huggingface import known_model_types, model_from_config
-from parallelsim.model import Block
+from parallelsim.layers import Block
 
 PUBLISHED = json.loads(
     (Path(__file__).parent / "published" / "huggingface_configs.json").read_text(encoding="utf-8")

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from parallelsim.errors import OutputError, SpecError
+from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.measured_cases import CaseBuilder
 from parallelsim.measured_text import stated_switches, states_offload
 from parallelsim.measurements import BadRow, Facts, RowError, Run, read_tables
-from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
+from parallelsim.model import ModelSpec
 from parallelsim.stage_split import balanced, by_cost, stage_split
 
 ROW: Mapping[str, str] = {

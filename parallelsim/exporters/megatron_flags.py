@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
-from parallelsim.model import Layer, ModelSpec
+from parallelsim.layers import Layer
+from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
 
