@@ -228,6 +228,8 @@ class MixtureOfExperts:
     group_top_k: int = 1
     capacity_factor: float | None = None
     """Tokens an expert takes over its even share, the rest is dropped; None: dropless."""
+    load_cv: float = 0.0
+    """Spread of the tokens that experts get: standard deviation over mean; 0: balanced."""
     latent_size: int | None = None
     """Experts work on tokens projected to this width; None: on the hidden size."""
 
@@ -295,7 +297,7 @@ class Layer:
     instead of two.
     """
     seq_length: int | None = None
-    """Tokens of a sequence that this layer processes where they are not the model's (an encoder)."""
+    """Tokens of a sequence that this layer processes where not the model's (an encoder)."""
 
     @property
     def sublayers(self) -> tuple[SubLayer, ...]:

@@ -65,6 +65,7 @@ class States(NamedTuple):
     """Parameters of the edges and resident bytes for each parameter; shape [P]."""
 
     layer_parameters: FloatArray
+    """Without routed experts."""
     first_parameters: FloatArray
     """Embedding, and the head where one stage holds both."""
     last_parameters: FloatArray
@@ -74,6 +75,19 @@ class States(NamedTuple):
     optimizer_bytes: FloatArray
     gathered_bytes: FloatArray | float
     """Parameters gathered at once with ZeRO 3."""
+    experts: ExpertStates | None
+    """Where the model has routed experts."""
+
+
+class ExpertStates(NamedTuple):
+    """Of the routed experts, which other ranks hold copies of than of the rest; shape [P]."""
+
+    layer_parameters: FloatArray
+    replicas: FloatArray
+    """Ranks that hold the same experts: dp cp tp / (ep etp)."""
+    parameter_bytes: FloatArray
+    gradient_bytes: FloatArray
+    optimizer_bytes: FloatArray
 
 
 class Activations(NamedTuple):
@@ -93,13 +107,39 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
 
     A tied output matrix is one with the embedding where a single stage holds both, a copy
     otherwise. Two copies of the model share the optimizer's shards; PipeDream-2BW keeps a second
-    version of the weights.
+    version of the weights. Routed experts are sharded over the ranks that hold the same ones.
     """
     facts, edge, ends = table.framework.memory, table.edge, columns.ends
     head, output = edge.head_parameters[rows], edge.output_parameters[rows]
     if table.model.tied_embeddings:
         output = output * (ends.head_first < 1)
     last = head + output
+    layer_parameters = table.layer.parameters[rows]
+    gathered: FloatArray | float = 0.0
+    if (plans.zero == 3).any():
+        gathered = facts.param_gather_buffer * facts.param_bytes * layer_parameters
+        gathered = np.where(plans.zero == 3, gathered, 0.0)
+    resident = _state_bytes(facts, plans, columns.shards, ends.copies)
+    experts = None
+    if table.model.has_experts:
+        replicas = columns.shards * plans.tp / (plans.ep * plans.etp)
+        held = _state_bytes(facts, plans, replicas, ends.copies)
+        experts = ExpertStates(table.layer.expert_parameters[rows], replicas, *held)
+    return States(
+        layer_parameters,
+        edge.embedding_parameters[rows] + last * np.ceil(ends.head_first),
+        last * np.ceil(ends.head_last)
+        + edge.embedding_parameters[rows] * np.ceil(ends.embedding_last),
+        *resident,
+        gathered,
+        experts,
+    )
+
+
+def _state_bytes(
+    facts: MemoryFacts, plans: PlanBatch, shards: FloatArray, copies: FloatArray | float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Resident bytes of a parameter, its gradient and its optimizer, sharded over ``shards``."""
     parameter_bytes = _parameter_bytes(facts)[plans.precision]
     stashes = plans.schedule == PIPEDREAM_2BW
     if stashes.any():
@@ -107,25 +147,12 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     gradient_bytes = np.where(
         plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
     )
-    layer_parameters = table.layer.parameters[rows]
-    gathered: FloatArray | float = 0.0
     if (plans.zero >= 2).any():
-        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, columns.shards, 1.0)
-        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, columns.shards, 1.0)
-        gathered = facts.param_gather_buffer * facts.param_bytes * layer_parameters
-        gathered = np.where(plans.zero == 3, gathered, 0.0)
-    state_bytes = _optimizer_bytes(facts)[plans.precision]
-    return States(
-        layer_parameters=layer_parameters,
-        first_parameters=edge.embedding_parameters[rows] + last * np.ceil(ends.head_first),
-        last_parameters=last * np.ceil(ends.head_last)
-        + edge.embedding_parameters[rows] * np.ceil(ends.embedding_last),
-        parameter_bytes=parameter_bytes,
-        gradient_bytes=gradient_bytes,
-        optimizer_bytes=state_bytes
-        / np.where(plans.zero >= 1, columns.shards * ends.copies, 1.0),
-        gathered_bytes=gathered,
-    )
+        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0)
+        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0)
+    optimizer_bytes = _optimizer_bytes(facts)[plans.precision]
+    optimizer_bytes = optimizer_bytes / np.where(plans.zero >= 1, shards * copies, 1.0)
+    return parameter_bytes, gradient_bytes, optimizer_bytes
 
 
 def _parameter_bytes(facts: MemoryFacts) -> FloatArray:
@@ -157,6 +184,13 @@ def most_parameters(held: States, columns: Columns) -> FloatArray:
     last = layers.last * each + held.last_parameters
     middle = layers.middle * each
     return np.maximum(np.maximum(first, middle), last)
+
+
+def most_expert_parameters(experts: ExpertStates, columns: Columns) -> FloatArray:
+    """Parameters of routed experts on the rank that holds most of them."""
+    layers = columns.layers
+    most = np.maximum(np.maximum(layers.first, layers.last), layers.middle)
+    return most * experts.layer_parameters * columns.ends.copies
 
 
 class Stage(NamedTuple):
@@ -201,13 +235,26 @@ def stage_memory(
     loss = np.where(loss_peaks, loss, 0.0)
     dynamic = kept + loss + working
     fragmentation = facts.fragmentation * dynamic
+    resident = (
+        held.parameter_bytes * parameters,
+        held.gradient_bytes * parameters,
+        held.optimizer_bytes * parameters,
+    )
+    if held.experts is not None:
+        of_experts = layers * held.experts.layer_parameters
+        resident = (
+            resident[0] + held.experts.parameter_bytes * of_experts,
+            resident[1] + held.experts.gradient_bytes * of_experts,
+            resident[2] + held.experts.optimizer_bytes * of_experts,
+        )
+        parameters = parameters + of_experts
     if facts.optimizer_step_bytes_per_param:
         step = facts.optimizer_step_bytes_per_param * parameters * (plans.zero == 1)
         working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
     return MemoryBreakdown(
-        parameters_bytes=held.parameter_bytes * parameters + held.gathered_bytes,
-        gradients_bytes=held.gradient_bytes * parameters,
-        optimizer_bytes=held.optimizer_bytes * parameters,
+        parameters_bytes=resident[0] + held.gathered_bytes,
+        gradients_bytes=resident[1],
+        optimizer_bytes=resident[2],
         activations_bytes=kept,
         loss_bytes=loss,
         working_bytes=working,
@@ -271,6 +318,10 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     again = layers * saved.checkpoint_bytes + (1 + facts.backward_working_set) * saved.saved_bytes
     dynamic = np.minimum(keep, again) + saved.gathered_bytes
     resident = per_parameter * layers * held.layer_parameters + held.gathered_bytes
+    if held.experts is not None:
+        experts = held.experts
+        each = experts.parameter_bytes + experts.gradient_bytes + experts.optimizer_bytes
+        resident = resident + each * layers * experts.layer_parameters
     return resident + (1 + facts.fragmentation) * dynamic + facts.constant_bytes
 
 

@@ -179,6 +179,11 @@ class ModelSpec:
         return self.embedding_parameters() + layers + self.head_parameters()
 
     @cached_property
+    def has_experts(self) -> bool:
+        """Some layer is a mixture of experts."""
+        return any(layer.experts is not None for layer, _ in self.layer_kinds)
+
+    @cached_property
     def num_active_parameters(self) -> int:
         """Parameters that one token passes: of routed experts, the ``top_k`` it is sent to.
 

@@ -12,8 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelsim.costs import CostTable
-from parallelsim.exposure import data_parallel_exposed, pipeline_transfer_time
-from parallelsim.memory import FP32, IS_FP32, States, most_parameters
+from parallelsim.exposure import DataParallel, data_parallel_exposed, pipeline_transfer_time
+from parallelsim.memory import (
+    FP32,
+    IS_FP32,
+    States,
+    most_expert_parameters,
+    most_parameters,
+)
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
@@ -46,6 +52,8 @@ class StepBreakdown:
     """The GPU waits for the CPU to launch kernels."""
     tp_exposed_s: FloatArray
     cp_exposed_s: FloatArray
+    ep_exposed_s: FloatArray
+    """Tokens sent to experts and back."""
     p2p_exposed_s: FloatArray
     bubble_s: FloatArray
     dp_exposed_s: FloatArray
@@ -66,6 +74,7 @@ class StepBreakdown:
             + self.host_s
             + self.tp_exposed_s
             + self.cp_exposed_s
+            + self.ep_exposed_s
             + self.p2p_exposed_s
             + self.bubble_s
             + self.dp_exposed_s
@@ -168,6 +177,7 @@ def step_breakdown(
         host_s=layers * layer.host_s[rows],
         tp_exposed_s=layers * layer.tp_exposed_s[rows],
         cp_exposed_s=layers * layer.cp_exposed_s[rows],
+        ep_exposed_s=layers * layer.ep_exposed_s[rows],
         p2p_exposed_s=tail.p2p_s,
         bubble_s=tail.bubble_s,
         dp_exposed_s=tail.dp_s,
@@ -227,22 +237,32 @@ def after_stages(
     fp8 = IS_FP8[plans.precision]
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
-    reduce_s, gather_s = data_parallel_exposed(
-        framework.overlap,
-        table.network,
-        num_ranks=holders,
-        stride=plans.tp,
-        gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * parameters,
-        parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * parameters,
-        zero=plans.zero,
-        overlap_grad_reduce=plans.overlap_grad_reduce,
-        overlap_param_gather=plans.overlap_param_gather,
-        micro_batch_s=pipeline.steady_s / m,
-        window=window,
-        num_micro_batches=m,
-    )
-    dp = reduce_s + gather_s
+
+    def synchronized(held: FloatArray, ranks: FloatArray, stride: IntArray) -> DataParallel:
+        return data_parallel_exposed(
+            framework.overlap,
+            table.network,
+            num_ranks=ranks,
+            stride=stride,
+            gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * held,
+            parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * held,
+            zero=plans.zero,
+            overlap_grad_reduce=plans.overlap_grad_reduce,
+            overlap_param_gather=plans.overlap_param_gather,
+            micro_batch_s=pipeline.steady_s / m,
+            window=window,
+            num_micro_batches=m,
+        )
+
+    reduce_s, gather_s = synchronized(parameters, holders, plans.tp)
     optimizer = optimizer_time(table, parameters, holders, plans.zero, fp8)
+    if held.experts is not None:
+        of_experts, ranks = most_expert_parameters(held.experts, columns), held.experts.replicas
+        ranks = ranks * columns.ends.copies
+        more = synchronized(of_experts, ranks, plans.ep * plans.etp)
+        reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
+        optimizer = optimizer + optimizer_time(table, of_experts, ranks, plans.zero, fp8)
+    dp = reduce_s + gather_s
     per_micro_batch = framework.host.micro_batch_s * m
     busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
     overlap = framework.overlap
