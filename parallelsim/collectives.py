@@ -111,18 +111,24 @@ class Network:
         return time
 
     def expert_all_to_all(
-        self, token_bytes: FloatArray, copies: float, group: Group, per_node: BoolArray
+        self,
+        token_bytes: FloatArray,
+        copies: float,
+        group: Group,
+        per_node: BoolArray,
+        reached: FloatArray,
     ) -> FloatArray:
         """Seconds for every rank to send each of its tokens to ``copies`` ranks of the group.
 
         t = max( inside: K S (r - 1)/r, across: q S (k - 1)/k / (eta_a B) + alpha k ) with r ranks
         in a domain and k domains; q = K, or k (1 - (1 - 1/k)^K) where a token crosses to each
-        domain once (``per_node``). docs/equations.md T16.
+        domain once (``per_node``), at most the share ``reached`` of them. docs/equations.md T16.
         """
         time = self._inside("all_to_all", copies * token_bytes, group.per_tier[0])
         for below, within, tier in self._outer_tiers(group):
             k = within / below
-            sent = np.where(per_node, k * (1 - (1 - 1 / k) ** copies), copies)
+            domains = np.minimum(k * (1 - (1 - 1 / k) ** copies), np.maximum(reached * k, 1.0))
+            sent = np.where(per_node, domains, copies)
             share = np.where(per_node, PER_NODE_SHARE, ALL_TO_ALL_SHARE)
             rate = share * tier.bandwidth_bytes_per_s * tier.efficiency
             latency = np.where(k > 1, ALL_TO_ALL_BASE_S + ALL_TO_ALL_HOP_S * k, 0.0)

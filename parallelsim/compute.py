@@ -122,10 +122,10 @@ def grouped_gemm_time(
     with c products and the 16-bit n0, k0. Neglects: experts of unequal size inside a rank.
     """
     fit = accelerator.gemm
-    count, m, n, k = gemm
-    flops = count * 2.0 * (m + GROUPED_M0) * (n + fit.n0) * (k + fit.k0)
+    products, m, n, k = gemm
+    flops = products * 2.0 * (m + GROUPED_M0) * (n + fit.n0) * (k + fit.k0)
     read = rates.bytes_in[precision] * (m * k + n * k)
-    moved = count * (read + rates.bytes_out[precision] * m * n)
+    moved = products * (read + rates.bytes_out[precision] * m * n)
     memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
     return np.maximum(flops / rates.flops[precision], moved / memory) + fit.launch_s
 

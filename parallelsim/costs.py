@@ -94,6 +94,20 @@ class LayerCosts:
     """Without routed experts."""
     expert_parameters: FloatArray
 
+    @property
+    def total_s(self) -> FloatArray:
+        """Forward and backward, shape [K]."""
+        return (
+            self.gemm_s
+            + self.attention_s
+            + self.memory_bound_s
+            + self.host_s
+            + self.tp_exposed_s
+            + self.cp_exposed_s
+            + self.ep_exposed_s
+            + self.selective_s
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeCosts:
@@ -137,6 +151,52 @@ def layer_costs(
     return LayerCosts(
         **{
             f.name: _sum(share * getattr(c, f.name) for share, c in parts)
+            for f in fields(LayerCosts)
+        }
+    )
+
+
+def _leading_costs(
+    main: LayerCosts,
+    model: ModelSpec,
+    network: Network,
+    framework: FrameworkSpec,
+    keys: OperatorKeys,
+) -> LayerCosts:
+    """All leading layers, minus as many of the others."""
+    leading = layer_costs(model.leading_kinds, model, network, framework, keys)
+    count = sum(n for _, n in model.leading_kinds)
+    return LayerCosts(
+        **{
+            f.name: count * (getattr(leading, f.name) - getattr(main, f.name))
+            for f in fields(LayerCosts)
+        }
+    )
+
+
+def _prediction_costs(
+    model: ModelSpec, network: Network, framework: FrameworkSpec, keys: OperatorKeys
+) -> LayerCosts:
+    """The layers of all multi-token-prediction modules with their projections (T, h, 2 h), which
+    tensor parallelism splits by columns. Their heads are in :func:`edge_costs`.
+    """
+    rates = gemm_rates(network.cluster.accelerator, framework)
+    layer = layer_costs([(model.layers[-1], 1)], model, network, framework, keys)
+    tokens, h = keys.tokens(model), model.hidden_size
+    projection = Gemm(tokens, h / keys.tp.astype(np.float64), np.full_like(tokens, 2.0 * h))
+    accelerator = network.cluster.accelerator
+    forward = gemm_time(accelerator, rates, keys.precision, projection)
+    both = forward + gemm_backward_time(accelerator, rates, keys.precision, projection)
+    added = {
+        "gemm_s": both,
+        "forward_s": forward,
+        "weight_s": weight_gradient_time(accelerator, rates, keys.precision, projection),
+        "saved_bytes": keys.element_bytes * tokens * 4 * h / keys.sequence_shards,
+        "parameters": 2.0 * h * projection.n + 3 * model.norm_parameters(),
+    }
+    return LayerCosts(
+        **{
+            f.name: model.num_mtp_layers * (getattr(layer, f.name) + added.get(f.name, 0.0))
             for f in fields(LayerCosts)
         }
     )
@@ -300,7 +360,7 @@ def _stall(gpu_s: FloatArray, cpu_s: FloatArray, p: float) -> FloatArray:
 def edge_costs(
     model: ModelSpec, network: Network, framework: FrameworkSpec, keys: OperatorKeys
 ) -> EdgeCosts:
-    """Embedding and head.
+    """Embedding and head, the head once more for each multi-token-prediction module.
 
     head = logits GEMM (T, V/tp, h) forward and backward in 16 bits + kappa passes over 4 T V/tp
     bytes + exposed collectives; embedding = 4 T h bytes and a reduce-scatter forward, 10 T h
@@ -329,20 +389,21 @@ def edge_costs(
     embedding_forward = memory_bound_time(accelerator, framework, 2.0 * tensor)
     embedding_forward = embedding_forward + network.reduce_scatter(tensor, group)
     output_parameters, head_parameters = rank_head_parameters(model, keys)
+    heads = 1 + model.num_mtp_layers
     return EdgeCosts(
         embedding_s=embedding_forward
         + memory_bound_time(accelerator, framework, 5.0 * tensor),
         embedding_forward_s=embedding_forward,
-        head_s=forward + backward + loss + exposed,
-        head_forward_s=forward + LOSS_FORWARD_SHARE * loss + exposed / 3,
-        head_weight_s=weight,
+        head_s=heads * (forward + backward + loss + exposed),
+        head_forward_s=heads * (forward + LOSS_FORWARD_SHARE * loss + exposed / 3),
+        head_weight_s=heads * weight,
         embedding_parameters=rank_embedding_parameters(model, keys),
         output_parameters=output_parameters,
         head_parameters=head_parameters,
         checkpoint_bytes=tensor / keys.sequence_shards,
         embedding_bytes=embedding_bytes(model, keys),
         gathered_bytes=gathered_bytes(model, keys),
-        loss_bytes=loss_bytes(model, framework, keys),
+        loss_bytes=heads * loss_bytes(model, framework, keys),
     )
 
 
@@ -374,18 +435,14 @@ class CostTable:
             for values, stride in zip(self._values, self._strides, strict=True)
         ]
         keys = OperatorKeys(*digits)
-        self.layer = layer_costs(model.layer_kinds, model, self.network, framework, keys)
-        self.edge = edge_costs(model, self.network, framework, keys)
-        self.layer_total_s = (
-            self.layer.gemm_s
-            + self.layer.attention_s
-            + self.layer.memory_bound_s
-            + self.layer.host_s
-            + self.layer.tp_exposed_s
-            + self.layer.cp_exposed_s
-            + self.layer.ep_exposed_s
-            + self.layer.selective_s
-        )
+        inputs = (model, self.network, framework, keys)
+        self.layer = layer_costs(model.main_kinds, *inputs)
+        self.edge = edge_costs(*inputs)
+        self.layer_total_s = self.layer.total_s
+        self.first = _leading_costs(self.layer, *inputs) if model.leading_kinds else None
+        """What the leading layers cost beyond as many others; on the first stage."""
+        self.last = _prediction_costs(*inputs) if model.num_mtp_layers else None
+        """The layers of the multi-token-prediction modules; on the last stage."""
 
     def __len__(self) -> int:
         return len(self._present)

@@ -83,6 +83,10 @@ class ExpertStates(NamedTuple):
     """Of the routed experts, which other ranks hold copies of than of the rest; shape [P]."""
 
     layer_parameters: FloatArray
+    first_parameters: FloatArray | float
+    """Of the first stage beyond those of its layers (fewer, where leading layers are dense)."""
+    last_parameters: FloatArray | float
+    """Of the last stage beyond those of its layers: multi-token prediction."""
     replicas: FloatArray
     """Ranks that hold the same experts: dp cp tp / (ep etp)."""
     parameter_bytes: FloatArray
@@ -100,6 +104,10 @@ class Activations(NamedTuple):
     embedding_bytes: FloatArray
     loss_bytes: FloatArray
     gathered_bytes: FloatArray
+    first_bytes: FloatArray | float
+    """What leading layers save beyond as many others."""
+    last_bytes: FloatArray | float
+    """What the layers of multi-token prediction save."""
 
 
 def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns) -> States:
@@ -124,12 +132,26 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     if table.model.has_experts:
         replicas = columns.shards * plans.tp / (plans.ep * plans.etp)
         held = _state_bytes(facts, plans, replicas, ends.copies)
-        experts = ExpertStates(table.layer.expert_parameters[rows], replicas, *held)
+        of_first, of_last = (
+            0.0 if more is None else more.expert_parameters[rows]
+            for more in (table.first, table.last)
+        )
+        experts = ExpertStates(
+            table.layer.expert_parameters[rows],
+            of_first + of_last * np.ceil(ends.head_first),
+            of_last * np.ceil(ends.head_last) + of_first * np.ceil(ends.embedding_last),
+            replicas,
+            *held,
+        )
+    first = edge.embedding_parameters[rows]
+    if table.first is not None:
+        first = first + table.first.parameters[rows]
+    if table.last is not None:
+        last = last + table.last.parameters[rows]
     return States(
         layer_parameters,
-        edge.embedding_parameters[rows] + last * np.ceil(ends.head_first),
-        last * np.ceil(ends.head_last)
-        + edge.embedding_parameters[rows] * np.ceil(ends.embedding_last),
+        first + last * np.ceil(ends.head_first),
+        last * np.ceil(ends.head_last) + first * np.ceil(ends.embedding_last),
         *resident,
         gathered,
         experts,
@@ -168,12 +190,17 @@ def _optimizer_bytes(facts: MemoryFacts) -> FloatArray:
 
 def activations(table: CostTable, rows: IntArray) -> Activations:
     """The activation columns of the cost table, looked up for each plan."""
+    first, last = (
+        0.0 if more is None else more.saved_bytes[rows] for more in (table.first, table.last)
+    )
     return Activations(
         table.layer.saved_bytes[rows],
         table.edge.checkpoint_bytes[rows],
         table.edge.embedding_bytes[rows],
         table.edge.loss_bytes[rows],
         table.edge.gathered_bytes[rows],
+        first,
+        last,
     )
 
 
@@ -189,8 +216,10 @@ def most_parameters(held: States, columns: Columns) -> FloatArray:
 def most_expert_parameters(experts: ExpertStates, columns: Columns) -> FloatArray:
     """Parameters of routed experts on the rank that holds most of them."""
     layers = columns.layers
-    most = np.maximum(np.maximum(layers.first, layers.last), layers.middle)
-    return most * experts.layer_parameters * columns.ends.copies
+    each = experts.layer_parameters * columns.ends.copies
+    first = layers.first * each + experts.first_parameters
+    last = layers.last * each + experts.last_parameters
+    return np.maximum(np.maximum(first, last), layers.middle * each)
 
 
 class Stage(NamedTuple):
@@ -202,6 +231,7 @@ class Stage(NamedTuple):
     """That a micro-batch passes; of two copies of the model, the mean of both stages."""
     recomputed: FloatArray
     edge_parameters: FloatArray | float
+    edge_expert_parameters: FloatArray | float
     is_first: FloatArray | float
     is_last: FloatArray | float
 
@@ -227,6 +257,9 @@ def stage_memory(
     )
     kept = (stage.layers - stage.recomputed) * saved.saved_bytes
     kept = kept + stage.recomputed * saved.checkpoint_bytes + saved.embedding_bytes * stage.is_first
+    if table.first is not None or table.last is not None:
+        at_ends = saved.first_bytes * stage.is_first + saved.last_bytes * stage.is_last
+        kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
     kept = in_flight * kept
     transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.saved_bytes
     loss = saved.loss_bytes * stage.is_last
@@ -241,7 +274,7 @@ def stage_memory(
         held.optimizer_bytes * parameters,
     )
     if held.experts is not None:
-        of_experts = layers * held.experts.layer_parameters
+        of_experts = layers * held.experts.layer_parameters + stage.edge_expert_parameters
         resident = (
             resident[0] + held.experts.parameter_bytes * of_experts,
             resident[1] + held.experts.gradient_bytes * of_experts,
@@ -302,8 +335,9 @@ def peak_memory(
 def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     """Bytes that every layout, schedule and recompute depth of these plans exceeds, shape [P].
 
-    Some stage holds at least L/p layers and one micro-batch: its states, and the cheaper of keeping
-    all its tensors or recomputing all of them. Schedule, layout, vpp and recompute are not read.
+    Some stage holds at least L/p mean layers and one micro-batch: its states, and the cheaper of
+    keeping all its tensors or recomputing all of them. Schedule, layout, vpp and recompute are not
+    read.
     """
     columns, facts = plan_columns(table.model.num_layers, plans), table.framework.memory
     selective = PlanBatch.from_columns(
@@ -317,11 +351,17 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     keep = (layers + facts.backward_working_set) * saved.saved_bytes
     again = layers * saved.checkpoint_bytes + (1 + facts.backward_working_set) * saved.saved_bytes
     dynamic = np.minimum(keep, again) + saved.gathered_bytes
-    resident = per_parameter * layers * held.layer_parameters + held.gathered_bytes
+    parameters = layers * held.layer_parameters
+    if table.first is not None:
+        parameters = parameters + table.first.parameters[rows] / columns.pp
+        dynamic = np.maximum(dynamic + np.minimum(saved.first_bytes, 0.0) / columns.pp, 0.0)
+    resident = per_parameter * parameters + held.gathered_bytes
     if held.experts is not None:
         experts = held.experts
         each = experts.parameter_bytes + experts.gradient_bytes + experts.optimizer_bytes
-        resident = resident + each * layers * experts.layer_parameters
+        of_experts = layers * experts.layer_parameters
+        of_experts = of_experts + np.minimum(experts.first_parameters, 0.0) / columns.pp
+        resident = resident + each * of_experts
     return resident + (1 + facts.fragmentation) * dynamic + facts.constant_bytes
 
 
@@ -336,16 +376,22 @@ def _candidates(
     layers, again = columns.layers, columns.recomputed
     zeros, ends = np.zeros(len(plans)), columns.ends
     embedding, head = ends.embedding_first, np.ceil(ends.head_first)
-    stages = [Stage(zeros, layers.first, again.first, held.first_parameters, embedding, head)]
+    experts = held.experts
+    of_experts: tuple[FloatArray | float, FloatArray | float] = (0.0, 0.0)
+    if experts is not None:
+        of_experts = experts.first_parameters, experts.last_parameters
+    edges = (held.first_parameters, of_experts[0], embedding, head)
+    stages = [Stage(zeros, layers.first, again.first, *edges)]
     if not columns.is_single.all():
         last, embedding, head = columns.pp - 1, ends.embedding_last, np.ceil(ends.head_last)
-        stages.append(Stage(last, layers.last, again.last, held.last_parameters, embedding, head))
+        edges = (held.last_parameters, of_experts[1], embedding, head)
+        stages.append(Stage(last, layers.last, again.last, *edges))
     if (plans.pp > 2).any():
         second = zeros + 1
         in_the_middle = plans.schedule == CHIMERA
         if in_the_middle.any():
             second = np.where(in_the_middle, np.maximum(columns.pp // 2 - 1, 1), second)
-        stages.append(Stage(second, layers.middle, again.middle, 0.0, 0.0, 0.0))
+        stages.append(Stage(second, layers.middle, again.middle, 0.0, 0.0, 0.0, 0.0))
     return [
         (stage.position, stage_memory(table, plans, columns, held, saved, stage))
         for stage in stages

@@ -8,7 +8,7 @@ made of. Numbers are those of the unsharded model; what a GPU holds is computed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -128,11 +128,26 @@ class ModelSpec:
     @cached_property
     def layer_kinds(self) -> tuple[tuple[Layer, int], ...]:
         """The distinct layers with their counts, in order of first appearance."""
-        counts: dict[Layer, int] = {}
-        for block in self.blocks:
-            for layer in block.layers:
-                counts[layer] = counts.get(layer, 0) + block.repeat
-        return tuple(counts.items())
+        return _count_kinds(self.blocks)
+
+    @cached_property
+    def num_leading_blocks(self) -> int:
+        """Blocks before the longest one, where they have few layers (at most an eighth): the dense
+        layers that many mixtures of experts begin with. They are on the first pipeline stage.
+        """
+        lengths = [block.repeat * len(block.layers) for block in self.blocks]
+        longest = lengths.index(max(lengths))
+        return longest if sum(lengths[:longest]) <= self.num_layers // 8 else 0
+
+    @cached_property
+    def leading_kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """Kinds of the layers in the leading blocks, with their counts."""
+        return _count_kinds(self.blocks[: self.num_leading_blocks])
+
+    @cached_property
+    def main_kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """The other kinds: those that every stage holds in about the same proportion."""
+        return _count_kinds(self.blocks[self.num_leading_blocks :])
 
     def norm_parameters(self) -> int:
         """Parameters of one normalisation over the hidden size."""
@@ -248,6 +263,14 @@ class ModelSpec:
                 key="seq_length",
             )
         return replace(self, seq_length=seq_length)
+
+
+def _count_kinds(blocks: Sequence[Block]) -> tuple[tuple[Layer, int], ...]:
+    counts: dict[Layer, int] = {}
+    for block in blocks:
+        for layer in block.layers:
+            counts[layer] = counts.get(layer, 0) + block.repeat
+    return tuple(counts.items())
 
 
 def _check_range(key: str, value: int) -> None:

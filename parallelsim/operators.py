@@ -77,11 +77,11 @@ class Gemm(NamedTuple):
 
 
 class GroupedGemm(NamedTuple):
-    """``count`` products of one shape in one kernel: the experts of a rank; one entry for each
+    """``num_products`` products of one shape in one kernel: the experts of a rank; one entry for each
     key.
     """
 
-    count: FloatArray
+    num_products: FloatArray
     m: FloatArray
     n: FloatArray
     k: FloatArray

@@ -268,7 +268,12 @@ def memory_per_stage(
     layers = by_stage(columns.layers)
     embedding = at_ends(ends.embedding_first, ends.embedding_last)
     head = np.ceil(at_ends(ends.head_first, ends.head_last))
-    stage = Stage(index, layers, by_stage(columns.recomputed), edges, embedding, head)
+    experts = held.experts
+    of_experts = np.zeros(plan.pp)
+    if experts is not None:
+        of_experts = at_ends(experts.first_parameters, experts.last_parameters)
+    again = by_stage(columns.recomputed)
+    stage = Stage(index, layers, again, edges, of_experts, embedding, head)
     memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
     terms = {
         f.name: np.broadcast_to(getattr(memory, f.name), plan.pp) for f in fields(MemoryBreakdown)

@@ -77,7 +77,12 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
         expert_parameters=_rank_expert_parameters(experts, width, local, etp),
         host_share=0.0,
         num_local_experts=local,
-        exchange=Exchange(element * tokens, float(experts.top_k), element * copies),
+        exchange=Exchange(
+            token_bytes=element * tokens,
+            copies=float(experts.top_k),
+            node_share=min(experts.group_top_k / experts.num_groups, 1.0),
+            expert_copies_bytes=element * copies,
+        ),
     )
     return own if shared is None else _with_shared(own, shared, place)
 

@@ -33,6 +33,10 @@ class Exchange:
     """Of the tokens of this rank, one copy of each."""
     copies: float
     """Experts that each token is sent to."""
+    node_share: float
+    """Of the groups of experts, those that one token may be sent to: where groups are nodes, the
+    share of the nodes that it reaches at most.
+    """
     expert_copies_bytes: FloatArray
     """Of the copies that the rank's experts take, before they are split over etp."""
 
