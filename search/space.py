@@ -41,8 +41,7 @@ from parallelsim.plan import (
     PlanBatch,
     code,
 )
-from parallelsim.rule_checks import FIRST_LAST
-from parallelsim.rule_schedules import IS_WAVE
+from parallelsim.rule_schedules import FIRST_LAST, IS_WAVE
 
 Value = int | bool | str
 MAX_MICRO_BATCH_SIZE = 64
