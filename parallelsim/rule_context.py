@@ -40,6 +40,8 @@ class ExpertFacts:
     top_k: int
     """The largest."""
     has_biases: bool
+    is_balanced: bool
+    """Every expert gets as many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def model_facts(model: ModelSpec) -> ModelFacts:
         num_layers=model.num_layers,
         num_mtp_layers=model.num_mtp_layers,
         seq_length=math.gcd(model.seq_length, *others),
-        heads=math.gcd(*(part.num_heads for part in (*softmax, *latent))),
+        heads=math.gcd(*(a.num_heads for a in softmax), *(a.num_heads for a in latent)),
         groups=tuple(sorted({a.num_query_groups for a in softmax})),
         ffn=math.gcd(*(_dense_width(part) for part in parts)),
         window=min(windows, default=None),
@@ -150,6 +152,7 @@ def _expert_facts(parts: Sequence[MixtureOfExperts]) -> ExpertFacts | None:
         ffn=math.gcd(*(part.ffn_hidden_size for part in parts)),
         top_k=max(part.top_k for part in parts),
         has_biases=any(part.bias for part in parts),
+        is_balanced=not any(part.load_cv for part in parts),
     )
 
 

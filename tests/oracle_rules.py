@@ -157,7 +157,7 @@ def _kinds(model: ModelSpec) -> set[str]:
     names = {Attention: "attention", LatentAttention: "latent-attention", MLP: "mlp"}
     names |= {StateSpace: "state-space", MixtureOfExperts: "experts"}
     found = set()
-    for layer in model.layers:
+    for layer, _ in model.layer_kinds:
         own = [part for part in layer.sublayers if part is not layer.cross_attention]
         found |= {names[type(part)] for part in own}
         found |= {"cross-attention"} if layer.cross_attention else set()
