@@ -133,5 +133,10 @@ def _latent_attention(text: str, heads: int) -> LatentAttention:
     if missing:
         raise RowError(f"{missing[0]} of the multi-head latent attention is not stated")
     return LatentAttention(
-        heads, *(sizes[name] for name in needed), q_lora_rank=sizes.get("q_lora_rank")
+        heads,
+        kv_lora_rank=sizes["kv_lora_rank"],
+        qk_nope_head_dim=sizes["qk_nope_head_dim"],
+        qk_rope_head_dim=sizes["qk_rope_head_dim"],
+        v_head_dim=sizes["v_head_dim"],
+        q_lora_rank=sizes.get("q_lora_rank"),
     )
