@@ -247,6 +247,17 @@ class ModelSpec:
                 total += 3.0 * s * part.scan_flops_per_token()
         return total
 
+    def with_load_quantile(self, quantile: float) -> ModelSpec:
+        """The same model with experts loaded as at this quantile, in (0, 1), of their spread."""
+
+        def loaded(layer: Layer) -> Layer:
+            if layer.experts is None:
+                return layer
+            return replace(layer, experts=replace(layer.experts, load_quantile=quantile))
+
+        blocks = (Block(b.repeat, tuple(loaded(layer) for layer in b.layers)) for b in self.blocks)
+        return replace(self, blocks=tuple(blocks))
+
     def with_seq_length(self, seq_length: int) -> ModelSpec:
         """The same model trained on sequences of ``seq_length`` tokens.
 
