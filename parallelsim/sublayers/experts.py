@@ -107,7 +107,8 @@ def busiest_load(
     normal = NormalDist()
     z = np.array([normal.inv_cdf(quantile ** (1.0 / n)) if n > 1 else 0.0 for n in ranks.tolist()])
     # One rank cannot get more than all tokens of the group, nor the busiest less than the mean.
-    return np.clip(1.0 + spread * z[position], 1.0, np.maximum(ep, 1.0))
+    load: FloatArray = np.clip(1.0 + spread * z[position], 1.0, np.maximum(ep, 1.0))
+    return load
 
 
 def _load(experts: MixtureOfExperts, ep: FloatArray, quantile: float) -> FloatArray:
