@@ -169,9 +169,11 @@ def _unmeasured(rows: tuple[ScoredRow, ...]) -> list[str]:
 def _summary(skipped: Mapping[str, int]) -> list[tuple[str, int]]:
     """Reasons with their counts, those that differ in numbers alone merged."""
     import re
-    from collections import Counter
 
-    merged: Counter[str] = Counter()
+    number = re.compile(r"(?<![\w.-])\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?![\w-])")
+    merged: dict[str, tuple[str, int]] = {}
     for reason, count in skipped.items():
-        merged[re.sub(r"\d[\d,.]*", "#", reason)] += count
-    return merged.most_common()
+        key = number.sub("#", reason)
+        shown, so_far = merged.get(key, (reason, 0))
+        merged[key] = (reason if shown == reason else key, so_far + count)
+    return sorted(merged.values(), key=lambda pair: -pair[1])

@@ -32,7 +32,7 @@ from parallelsim.measured_text import (
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
 from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan
-from parallelsim.planfile import with_sane_size
+from parallelsim.planfile import MAX_BATCH, with_sane_size
 from parallelsim.run_defaults import RunDefaults, run_defaults
 from parallelsim.stage_split import stage_split
 
@@ -256,6 +256,8 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
     if micro is None:
         micro = 1
         assumed.append("micro_batch_size=1")
+    if batch > MAX_BATCH:
+        raise RowError(f"global_batch_size={batch} is above {MAX_BATCH} sequences a step")
     if batch % (micro * dp):
         raise RowError(
             f"global_batch_size={batch} is no multiple of micro_batch_size x dp = {micro * dp}"

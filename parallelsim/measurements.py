@@ -221,7 +221,7 @@ def read_tables(paths: Sequence[str | os.PathLike[str]]) -> list[Run | BadRow]:
 def _run(cells: Mapping[str, str], number: int, file: str) -> Run | BadRow:
     facts = Facts(cells)
     name = facts.text("id") or f"{file} line {number}"
-    group = _label(facts.text("group") or file)
+    group = printable(facts.text("group") or file)
     if None in cells or any(value is None for value in cells.values()):
         return BadRow(name, group, "the row has more or fewer cells than the header")
     try:
@@ -231,7 +231,7 @@ def _run(cells: Mapping[str, str], number: int, file: str) -> Run | BadRow:
             group=group,
             framework=facts.word("framework"),
             facts=facts,
-            flag=_label(facts.text("flag")) if facts.feature("flag") else "",
+            flag=printable(facts.text("flag")) if facts.feature("flag") else "",
             step_time_s=measured_step_time(facts),
             peak_memory_bytes=None if memory is None else memory * 1e9,
             oom=facts.switch("oom"),
@@ -240,9 +240,9 @@ def _run(cells: Mapping[str, str], number: int, file: str) -> Run | BadRow:
         return BadRow(name, group, str(error))
 
 
-def _label(text: str) -> str:
+def printable(text: str, most: int = 200) -> str:
     """Text of a cell as it can stand in a line of a report."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:200])
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
 
 
 def measured_step_time(facts: Facts) -> float | None:

@@ -17,7 +17,7 @@ import numpy as np
 from parallelsim.catalog import framework_names, load_framework
 from parallelsim.errors import SpecError
 from parallelsim.measured_cases import Case, CaseBuilder
-from parallelsim.measurements import BadRow, RowError, Run, read_tables
+from parallelsim.measurements import BadRow, RowError, Run, printable, read_tables
 from parallelsim.plan import PlanBatch
 from parallelsim.rules import explain, reasons
 from parallelsim.scores import (
@@ -212,7 +212,7 @@ def validate(tables: Sequence[str | os.PathLike[str]], framework: str | None = N
         try:
             case = _case(run, builder)
         except RowError as error:
-            rows.append(ScoredRow(run.id, run.group, str(error)))
+            rows.append(ScoredRow(run.id, run.group, printable(str(error), 1000)))
             continue
         cases.append((len(rows), case))
         rows.append(ScoredRow(case.run.id, case.run.group, ""))

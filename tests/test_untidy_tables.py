@@ -133,6 +133,7 @@ def test_letters_may_be_capital(tmp_path: Path, column: str) -> None:
         ({"zero_stage": "3.0"}, "FSDP"),
         ({"recompute": "True"}, "expected none, selective, full"),
         ({"gpus_per_node": "1000000007"}, "gpus_per_node=1000000007"),
+        ({"global_batch_size": "1e9"}, "global_batch_size=1000000000 is above 1048576"),
         ({"gpu": "h100-80gb"}, "is 'h100-80gb-sxm' meant?"),
         ({"step_time_s": "1e-320"}, "step_time_s=1e-320 is not within"),
         ({"step_time_s": "1e300"}, "step_time_s=1e300 is not within"),
@@ -286,3 +287,29 @@ def test_a_source_stays_on_one_line(tmp_path: Path) -> None:
     table = write_table(tmp_path / "t.csv", {"group": "a\nb"})
     (run,) = read_tables([table])
     assert run.group == "a b"
+
+
+def test_reasons_are_counted_by_what_they_say(tmp_path: Path) -> None:
+    rows = [{"id": f"v{i}", "gpu": "v100-32gb-sxm3"} for i in range(2)]
+    rows += [{"id": f"d{dp}", "dp": str(dp)} for dp in (3, 5)]
+    shown = invoke("validate", write_table(tmp_path / "t.csv", *rows)).output
+    assert "     2  cannot run: v100-32gb-sxm3 does not run bf16" in shown
+    assert "     2  tp=# x cp=# x pp=# x dp=# is not num_gpus=#" in shown
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path: Path) -> None:
+    escape = "\x1b[31m"
+    rows = [{"id": column, column: escape} for column in ("recompute", "schedule", "group", "flag")]
+    result = invoke("validate", write_table(tmp_path / "t.csv", *rows))
+    assert result.exit_code == 0
+    assert "\x1b" not in result.output
+
+
+def test_a_plot_survives_the_names_of_sources(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = ["x" * 5000, "$x^{", "_hidden", *(f"source {i}" for i in range(80))]
+    rows = [{"id": str(i), "group": name} for i, name in enumerate(names)]
+    table = write_table(tmp_path / "t.csv", *rows)
+    for kind in ("html", "png"):
+        result = invoke("validate", table, "--plot", tmp_path / f"out.{kind}")
+        assert result.exit_code == 0, result.output
