@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from parallelsim.catalog import load_model, model_names
 from parallelsim.layers import (
     MLP,
     Attention,
@@ -31,6 +33,8 @@ def measured_model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> M
         RowError: a size that is needed is missing or of a kind that no formula covers.
         SpecError: sizes that contradict each other.
     """
+    if (published := _published(facts)) is not None:
+        return published
     gated = facts.switch("gated_mlp")
     if gated is None:
         raise RowError("gated_mlp is not stated")
@@ -62,6 +66,43 @@ def measured_model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> M
         hidden_dropout=dropout,
         attention_dropout=dropout,
     )
+
+
+def _published(facts: Facts) -> ModelSpec | None:
+    """The catalogue's mixture of experts that the row names, where no stated size contradicts it:
+    rows name what no column holds (interleaved dense layers, sinks, biases, multi-token
+    prediction).
+    """
+    if not facts.text("moe_top_k"):
+        return None
+    stated = _letters(facts.text("model"))
+    names = [name for name in model_names() if stated.startswith(_letters(name))]
+    if not names:
+        return None
+    model = load_model(max(names, key=len))
+    if not model.has_experts or any(
+        facts.text(name) and facts.count(name) != value for name, value in _sizes(model).items()
+    ):
+        return None
+    model = replace(model, max_seq_length=max(model.max_seq_length, facts.required("seq_length")))
+    return model.with_seq_length(facts.required("seq_length"))
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _sizes(model: ModelSpec) -> dict[str, int]:
+    """Sizes of a mixture of experts by the names of their columns."""
+    experts = next(layer.experts for layer in model.layers if layer.experts)
+    return {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "num_experts": experts.num_experts,
+        "moe_top_k": experts.top_k,
+        "moe_ffn_hidden_size": experts.ffn_hidden_size,
+    }
 
 
 def is_gated(model: ModelSpec) -> bool:

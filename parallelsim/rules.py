@@ -10,7 +10,7 @@ what its interleaved schedule checks); what the software cannot run comes from
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -396,10 +396,21 @@ def reasons(mask: int) -> list[str]:
 
 
 def explain(
-    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    ignored: Container[str] = (),
 ) -> list[str]:
-    """One message for each rule that the plan breaks: the numbers, and what to do."""
+    """One message for each rule that the plan breaks: the numbers, and what to do.
+
+    Rules named in ``ignored`` are left out.
+    """
     plans = PlanBatch.from_plans([plan])
     context = check.context_of(model, cluster, framework, plans)
     mask = int(_mask(context, plans)[0])
-    return [rule.explain(context, plan) for i, rule in enumerate(RULES) if mask >> i & 1]
+    return [
+        rule.explain(context, plan)
+        for i, rule in enumerate(RULES)
+        if mask >> i & 1 and rule.name not in ignored
+    ]

@@ -28,7 +28,7 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 
-Activation = Literal["silu", "gelu", "relu", "squared-relu"]
+Activation = Literal["silu", "clamped-silu", "gelu", "relu", "squared-relu"]
 Schema = TypeVar("Schema", bound=StrictModel)
 
 

@@ -26,6 +26,7 @@ EDGES = (
     "measured_*",
     "run_defaults",
     "stage_split",
+    "input_files",
     "schedule_ratios",
 )
 

@@ -130,7 +130,9 @@ def test_a_row_with_nothing_measured_is_skipped(tmp_path: Path) -> None:
 def test_a_plan_that_the_software_cannot_run_is_skipped(tmp_path: Path) -> None:
     validation = validate([write_table(tmp_path / "t.csv", {"framework": "nanotron"})])
     (why,) = validation.skipped
-    assert why == "nanotron cannot run it: framework-has-schedule"
+    assert why == (
+        "cannot run: nanotron does not run the schedule interleaved-1f1b; it has none, 1f1b, gpipe"
+    )
 
 
 def test_unstated_recompute_is_the_lightest_that_fits(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelsim.layers import MixtureOfExperts
 from parallelsim.operators import IS_FP8, FloatArray, Gemm, GroupedGemm
-from parallelsim.sublayers.mlp import mlp_work
+from parallelsim.sublayers.mlp import activation_bytes, mlp_work
 from parallelsim.sublayers.work import (
     Exchange,
     Place,
@@ -29,6 +29,8 @@ FP8_PASSES = (1.5, 3.0)
 """Bytes that quantising expert inputs moves for each element, forward and backward (T15)."""
 MEMORY_QUANTILE = 0.95
 """Of the busiest rank's load, for which memory has to last."""
+BIAS_BYTES = (8.0, 2.0)
+"""Moved for each output of an expert with a bias: added expert by expert, then concatenated."""
 ROUTER_BYTES = 40.0
 """Moved for each token and expert by softmax, top-k, sort and auxiliary loss (T15)."""
 
@@ -60,7 +62,11 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     permuted = PERMUTE_FACTOR * 4.0 * width * (tokens + copies)
     router = ROUTER_BYTES * tokens * experts.num_experts
     cast = np.where(IS_FP8[keys.precision], copies * (width + ffn), 0.0)
-    activation = copies * ffn * (1.0 if experts.gated else 2 / 3)
+    forward, backward = activation_bytes(experts.gated, experts.activation)
+    forward, backward = forward * copies * ffn, backward * copies * ffn
+    if experts.bias:
+        forward = forward + BIAS_BYTES[0] * copies * (up + width)
+        backward = backward + BIAS_BYTES[1] * copies * (up + width)
     dense = experts.dense_parameters(model.hidden_size)
     shared = mlp_work(experts.shared, place) if experts.shared else None
     if shared is not None and experts.shared is not None:
@@ -71,8 +77,8 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
         residual_stream(place),
         place,
         saved - spared_bytes(place, kept * (width + ffn)),
-        forward_bytes=place.width * (permuted + router + 6.0 * activation),
-        backward_bytes=place.width * (permuted + 1.5 * router + 10.0 * activation),
+        forward_bytes=place.width * (permuted + router + forward),
+        backward_bytes=place.width * (permuted + 1.5 * router + backward),
         cast_forward_bytes=FP8_PASSES[0] * cast,
         cast_backward_bytes=FP8_PASSES[1] * cast,
         parameters=np.full_like(tokens, float(dense)),
