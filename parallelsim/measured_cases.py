@@ -135,21 +135,10 @@ def _refuse_unsupported(facts: Facts) -> None:
     task = facts.word("task")
     if task not in ("", "pretrain"):
         raise RowError(f"not supported yet: {task[:20]} (packed or partly frozen training)")
-<<<<<<< HEAD
-    if facts.text("fsdp").lower() not in ("", "false") or facts.text("zero_stage") == "3":
-=======
-    experts = facts.feature("num_experts") or facts.feature("moe_top_k")
-    if experts or (facts.count("ep", 1) or 1) > 1:
-        raise RowError("not supported yet: mixture of experts")
-    if facts.feature("mla"):
-        raise RowError("not supported yet: multi-head latent attention")
-    if facts.feature("mtp_layers"):
-        raise RowError("not supported yet: multi-token prediction")
     zero = facts.number("zero_stage")
     if zero is not None and zero not in (0, 1, 2, 3):
         raise RowError(f"zero_stage={facts.text('zero_stage')[:40]}: expected 0, 1, 2 or 3")
     if facts.feature("fsdp") or zero == 3:
->>>>>>> main
         raise RowError("not supported yet: FSDP (ZeRO 3)")
     if states_offload(facts):
         raise RowError("not supported yet: offload to the host")
@@ -160,54 +149,6 @@ def _refuse_unsupported(facts: Facts) -> None:
         raise RowError("not supported yet: sequence parallelism by all-to-all")
 
 
-<<<<<<< HEAD
-=======
-def _model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> ModelSpec:
-    hidden, heads = facts.required("hidden_size"), facts.required("num_attention_heads")
-    head_dim = facts.count("head_dim") or hidden // heads
-    gated = facts.switch("gated_mlp")
-    if gated is None:
-        raise RowError("gated_mlp is not stated")
-    vocab = facts.count("vocab_size")
-    if vocab is None:
-        if gated:
-            raise RowError("vocab_size is not stated")
-        vocab = GPT2_VOCAB_SIZE
-        assumed.append(f"vocab_size={vocab}")
-    window = facts.feature("sliding_window")
-    if window and not window.isdecimal():
-        raise RowError(f"not supported yet: sliding window {window[:40]!r}")
-    tied = facts.switch("tied_embeddings")
-    if tied is None:
-        tied = not gated
-        assumed.append(f"tied_embeddings={tied}")
-    attention = Attention(
-        heads,
-        facts.count("num_query_groups", heads) or heads,
-        head_dim,
-        window=int(window) if window else None,
-    )
-    layer = Layer(attention, MLP(facts.required("ffn_hidden_size"), gated))
-    dropout = 0.0 if gated else defaults.dropout
-    seq_length = facts.required("seq_length")
-    return ModelSpec(
-        name=facts.text("model")[:80] or "model",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        seq_length=seq_length,
-        max_seq_length=seq_length,
-        default_global_batch_tokens=0,
-        blocks=(Block(facts.required("num_layers"), (layer,)),),
-        tied_embeddings=tied,
-        position_embedding="rope" if gated else defaults.plain_positions,
-        norm="rmsnorm" if gated else "layernorm",
-        norm_bias=not gated,
-        hidden_dropout=dropout,
-        attention_dropout=dropout,
-    )
-
-
->>>>>>> main
 def _plan(
     facts: Facts,
     model: ModelSpec,
@@ -397,15 +338,11 @@ def _recompute(
     facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
 ) -> tuple[str, tuple[str, ...]]:
     """(kind, heavier kinds to try): as stated, else the lightest that will turn out to fit."""
-<<<<<<< HEAD
-    stated = facts.text("recompute")
-    if stated == "selective" and not recomputes_attention(facts):
-        return "none", ()
-=======
     stated = facts.word("recompute")
     if stated and not facts.feature("recompute"):
         stated = "none"
->>>>>>> main
+    if stated == "selective" and not recomputes_attention(facts):
+        return "none", ()
     if stated in RECOMPUTES:
         return stated, ()
     if stated:

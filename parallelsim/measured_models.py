@@ -73,7 +73,7 @@ def _published(facts: Facts) -> ModelSpec | None:
     rows name what no column holds (interleaved dense layers, sinks, biases, multi-token
     prediction).
     """
-    if not facts.text("moe_top_k"):
+    if not facts.feature("moe_top_k"):
         return None
     stated = _letters(facts.text("model"))
     names = [name for name in model_names() if stated.startswith(_letters(name))]
@@ -112,7 +112,7 @@ def is_gated(model: ModelSpec) -> bool:
 
 
 def _has_experts(facts: Facts) -> bool:
-    return facts.count_or_zero("num_experts") > 0
+    return bool(facts.feature("num_experts"))
 
 
 def _blocks(facts: Facts, gated: bool) -> tuple[Block, ...]:
@@ -150,9 +150,9 @@ def _block(num_layers: int, pattern: list[Layer]) -> Block:
 def _attentions(facts: Facts) -> list[Attention | LatentAttention]:
     """The attention of each layer of the repeated pattern."""
     heads = facts.required("num_attention_heads")
-    if facts.text("mla").lower() not in ("", "false", "0", "no"):
+    if facts.feature("mla"):
         return [_latent_attention(facts.text("mla"), heads)]
-    window = facts.text("sliding_window")
+    window = facts.feature("sliding_window")
     groups = facts.count("num_query_groups", heads) or heads
     head_dim = facts.count("head_dim") or facts.required("hidden_size") // heads
     full = Attention(heads, groups, head_dim)

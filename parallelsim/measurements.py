@@ -133,9 +133,7 @@ class Facts:
         Raises:
             RowError: anything else.
         """
-        if self.text(name).lower() in ("0", "0.0", "false", "no", "none"):
-            return 0
-        return self.count(name) or 0
+        return (self.count(name) or 0) if self.feature(name) else 0
 
     def required(self, name: str) -> int:
         """A whole number that has to be stated.
