@@ -62,8 +62,9 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     permuted = PERMUTE_FACTOR * 4.0 * width * (tokens + copies)
     router = ROUTER_BYTES * tokens * experts.num_experts
     cast = np.where(IS_FP8[keys.precision], copies * (width + ffn), 0.0)
-    forward, backward = activation_bytes(experts.gated, experts.activation)
-    forward, backward = forward * copies * ffn, backward * copies * ffn
+    forward, backward = (
+        each * copies * ffn for each in activation_bytes(experts.gated, experts.activation)
+    )
     if experts.bias:
         forward = forward + BIAS_BYTES[0] * copies * (up + width)
         backward = backward + BIAS_BYTES[1] * copies * (up + width)
