@@ -2,8 +2,8 @@
 
 ``MEGATRON`` was computed by Megatron-LM's own ``num_floating_point_operations`` (checkout of
 22 August 2026, ``megatron/training/training.py``) on flags of the same architecture, divided by the
-tokens of a batch: sequences as in the model's file, ``--make-vocab-size-divisible-by 1`` so that the
-vocabulary is the published one (by default Megatron pads it to a multiple of 128 tp and counts
+tokens of a batch: sequences as in the model's file, ``--make-vocab-size-divisible-by 1`` so that
+the vocabulary is the published one (by default Megatron pads it to a multiple of 128 tp and counts
 that). It knows no windows: sliding and chunked layers are compared without theirs. Its norms of
 latents and of multi-token prediction, which are no GEMMs, are the differences up to 6e-6.
 """
