@@ -245,6 +245,8 @@ _PLAN_HELP: Mapping[str, str] = {
     "pp": "Pipeline stages.",
     "vpp": "Virtual stages of each pipeline rank.",
     "dp": "Data-parallel replicas.  [default: what is left of the GPUs]",
+    "ep": "Ranks that a layer's experts are dealt to.",
+    "etp": "Tensor-parallel ranks of one expert.",
     "micro_batch_size": "Sequences of one micro-batch.",
     "schedule": "Pipeline schedule.  [default: follows from pp and vpp]",
     "layout": "How layers are cut into stages.",
@@ -260,4 +262,6 @@ _PLAN_HELP: Mapping[str, str] = {
     "overlap_param_gather": "Gather parameters while the forward pass runs.",
     "cross_entropy_fusion": "Fused cross-entropy.",
     "cuda_graphs": "Launch layers as CUDA graphs.",
+    "moe_dispatcher": "How tokens reach their experts.",
+    "ep_comm_overlap": "Send one micro-batch's tokens to experts while another computes.",
 }

@@ -46,7 +46,7 @@ class AttentionEfficiency:
     backward_ratio: float
     """Backward seconds over forward seconds."""
 
-    def efficiency(self, head_dim: int) -> float:
+    def efficiency(self, head_dim: float) -> float:
         """e_d of the measured head size nearest to ``head_dim`` (the smaller one on a tie)."""
         nearest = min(range(len(self.head_dims)), key=lambda i: abs(self.head_dims[i] - head_dim))
         return self.max_efficiency[nearest]

@@ -12,10 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallelsim.cluster import COLLECTIVES, ClusterSpec, CollectiveFit, Tier
 from parallelsim.operators import FloatArray, IntArray
 
+BoolArray = NDArray[np.bool_]
+
+ALL_TO_ALL_SHARE = 0.68
+PER_NODE_SHARE = 0.97
+"""Of the NIC rate that rings reach: 0.58 of NCCL's all-to-all, 0.83 of kernels that send a token to
+each node once, over 0.85 of rings on NDR (docs/equations.md T16)."""
+ALL_TO_ALL_BASE_S, ALL_TO_ALL_HOP_S = 16e-6, 3.6e-6
+"""Latency of an all-to-all between nodes, and added for each node (T16)."""
 TREE_STEPS_PER_LEVEL = 3.0
 """Latency steps of a tree all-reduce for each doubling of the nodes (docs/equations.md T11).
 """
@@ -99,6 +108,31 @@ class Network:
             rate = tier.bandwidth_bytes_per_s * tier.efficiency
             latency = tier.latency_s * np.where(within > below, within / below, 0.0)
             time = np.maximum(time, (1 - below / within) * num_bytes / rate + latency)
+        return time
+
+    def expert_all_to_all(
+        self,
+        token_bytes: FloatArray,
+        copies: float,
+        group: Group,
+        per_node: BoolArray,
+        reached: FloatArray,
+    ) -> FloatArray:
+        """Seconds for every rank to send each of its tokens to ``copies`` ranks of the group.
+
+        t = max( inside: K S (r - 1)/r, across: q S (k - 1)/k / (eta_a B) + alpha k ) with r ranks
+        in a domain and k domains; q = K, or k (1 - (1 - 1/k)^K) where a token crosses to each
+        domain once (``per_node``), at most the share ``reached`` of them. docs/equations.md T16.
+        """
+        time = self._inside("all_to_all", copies * token_bytes, group.per_tier[0])
+        for below, within, tier in self._outer_tiers(group):
+            k = within / below
+            domains = np.minimum(k * (1 - (1 - 1 / k) ** copies), np.maximum(reached * k, 1.0))
+            sent = np.where(per_node, domains, copies)
+            share = np.where(per_node, PER_NODE_SHARE, ALL_TO_ALL_SHARE)
+            rate = share * tier.bandwidth_bytes_per_s * tier.efficiency
+            latency = np.where(k > 1, ALL_TO_ALL_BASE_S + ALL_TO_ALL_HOP_S * k, 0.0)
+            time = np.maximum(time, sent * token_bytes * (1 - 1 / k) / rate + latency)
         return time
 
     def p2p_rate(self, distance: IntArray | FloatArray) -> tuple[FloatArray, FloatArray]:

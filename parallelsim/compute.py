@@ -8,7 +8,7 @@ import numpy as np
 
 from parallelsim.cluster import AcceleratorSpec
 from parallelsim.framework import FrameworkSpec
-from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, Gemm, IntArray
+from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, Gemm, GroupedGemm, IntArray
 from parallelsim.plan import PRECISIONS
 
 WGRAD_RATIO = 1.06
@@ -24,11 +24,8 @@ SOFTMAX_BYTES = {"fused": (4.0, 6.0), "fused-dropout": (9.0, 11.0), "eager": (28
 """Bytes moved for each attention score, forward and backward, without flash attention (T3)."""
 STREAM_EFFICIENCY = 0.75
 """Share of memory bandwidth of plain streaming kernels, docs/equations.md T4."""
-
-CURRENT_SCALING = np.array(
-    [name in ("fp8-current", "fp8-blockwise") for name in PRECISIONS], np.float64
-)
-"""By precision code: the scale is found from the tensor itself, one more pass."""
+GROUPED_M0 = 200.0
+"""m0 of grouped GEMMs: rows lost for each expert (docs/equations.md T15)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +112,27 @@ def weight_gradient_time(
     return WGRAD_RATIO * gemm_time(accelerator, rates, precision, Gemm(n, k, m))
 
 
+def grouped_gemm_time(
+    accelerator: AcceleratorSpec, rates: GemmRates, precision: IntArray, gemm: GroupedGemm
+) -> FloatArray:
+    """Seconds of the experts' products in one kernel (docs/equations.md T15).
+
+    t = max( c 2 (m + 200) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0
+
+    with c products and the 16-bit n0, k0. Neglects: experts of unequal size inside a rank.
+    """
+    fit = accelerator.gemm
+    products, m, n, k = gemm
+    flops = products * 2.0 * (m + GROUPED_M0) * (n + fit.n0) * (k + fit.k0)
+    read = rates.bytes_in[precision] * (m * k + n * k)
+    moved = products * (read + rates.bytes_out[precision] * m * n)
+    memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
+    return np.maximum(flops / rates.flops[precision], moved / memory) + fit.launch_s
+
+
 def attention_time(
     accelerator: AcceleratorSpec,
     framework: FrameworkSpec,
-    head_dim: int,
     core: AttentionCore,
     steps: FloatArray,
     *,
@@ -128,14 +142,13 @@ def attention_time(
     ring).
     """
     if framework.compute.flash_attention:
-        return _flash_attention_time(accelerator, framework, head_dim, core, steps)
-    return _unfused_attention_time(accelerator, framework, head_dim, core, dropout=dropout)
+        return _flash_attention_time(accelerator, framework, core, steps)
+    return _unfused_attention_time(accelerator, framework, core, dropout=dropout)
 
 
 def _flash_attention_time(
     accelerator: AcceleratorSpec,
     framework: FrameworkSpec,
-    head_dim: int,
     core: AttentionCore,
     steps: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
@@ -147,7 +160,7 @@ def _flash_attention_time(
     fit = accelerator.attention
     alpha = framework.compute.attention_efficiency.get(accelerator.architecture, 1.0)
     saturation = core.local_seq_length / (core.local_seq_length + fit.half_seq_length)
-    rate = _sixteen_bit_peak(accelerator) * fit.efficiency(head_dim) * alpha * saturation
+    rate = _sixteen_bit_peak(accelerator) * fit.efficiency(core.head_dim) * alpha * saturation
     memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
     kernel = np.maximum(core.flops / rate, core.io_bytes / memory)
     launch = fit.launch_s * steps
@@ -157,7 +170,6 @@ def _flash_attention_time(
 def _unfused_attention_time(
     accelerator: AcceleratorSpec,
     framework: FrameworkSpec,
-    head_dim: int,
     core: AttentionCore,
     *,
     dropout: bool,
@@ -171,7 +183,7 @@ def _unfused_attention_time(
     sustained = accelerator.sustained_efficiency * framework.compute.gemm_efficiency
     rate = UNFUSED_GEMM_EFFICIENCY * _sixteen_bit_peak(accelerator) * sustained
     memory = UNFUSED_MEMORY_EFFICIENCY * bandwidth
-    product = np.maximum(2.0 * core.scores * head_dim / rate, 2.0 * core.scores / memory)
+    product = np.maximum(2.0 * core.scores * core.head_dim / rate, 2.0 * core.scores / memory)
     kind = (
         "eager" if not framework.compute.fused_softmax else "fused-dropout" if dropout else "fused"
     )

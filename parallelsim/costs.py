@@ -18,24 +18,27 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from parallelsim.cluster import ClusterSpec
+from parallelsim.cluster import AcceleratorSpec, ClusterSpec
 from parallelsim.collectives import Network
 from parallelsim.compute import (
-    CURRENT_SCALING,
     FP8_CAST_FACTOR,
     STREAM_EFFICIENCY,
+    WGRAD_RATIO,
     GemmRates,
     attention_time,
     gemm_backward_time,
     gemm_rates,
     gemm_time,
+    grouped_gemm_time,
     memory_bound_time,
     weight_gradient_time,
 )
 from parallelsim.exposure import (
     A2A,
     P2P,
+    Exposed,
     context_parallel_exposed,
+    expert_exchange,
     head_tensor_parallel_exposed,
     tensor_parallel_exposed,
 )
@@ -44,21 +47,18 @@ from parallelsim.layers import Layer
 from parallelsim.model import ModelSpec
 from parallelsim.operators import (
     IS_FP8,
+    AttentionCore,
     FloatArray,
     Gemm,
     IntArray,
     OperatorKeys,
-    attention_core,
-    fp8_cast_bytes,
-    layer_gemms,
-    memory_bound_bytes,
     rank_embedding_parameters,
     rank_head_parameters,
-    rank_layer_parameters,
     rank_vocab,
 )
 from parallelsim.plan import PlanBatch, code
-from parallelsim.savedtensors import embedding_bytes, gathered_bytes, layer_saved_bytes, loss_bytes
+from parallelsim.savedtensors import embedding_bytes, gathered_bytes, loss_bytes
+from parallelsim.sublayers import Work, work
 
 GRADIENT_ACCUMULATION_BYTES = (10.0, 6.0)
 """Moved for each parameter and micro-batch where weight gradients are added outside the GEMM, with
@@ -81,6 +81,8 @@ class LayerCosts:
     host_s: FloatArray
     tp_exposed_s: FloatArray
     cp_exposed_s: FloatArray
+    ep_exposed_s: FloatArray
+    """Dispatch and combine of experts' tokens."""
     selective_s: FloatArray
     """Attention core run again, with recompute = selective."""
     forward_s: FloatArray
@@ -89,6 +91,22 @@ class LayerCosts:
     """Of the backward, the weight gradients' GEMMs: what split-backward schedules put off."""
     saved_bytes: FloatArray
     parameters: FloatArray
+    """Without routed experts."""
+    expert_parameters: FloatArray
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Forward and backward, shape [K]."""
+        return (
+            self.gemm_s
+            + self.attention_s
+            + self.memory_bound_s
+            + self.host_s
+            + self.tp_exposed_s
+            + self.cp_exposed_s
+            + self.ep_exposed_s
+            + self.selective_s
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,17 +134,69 @@ class EdgeCosts:
 
 
 def layer_costs(
-    model: ModelSpec, network: Network, framework: FrameworkSpec, keys: OperatorKeys
+    layers: Iterable[tuple[Layer, int]],
+    model: ModelSpec,
+    network: Network,
+    framework: FrameworkSpec,
+    keys: OperatorKeys,
 ) -> LayerCosts:
-    """The mean layer: forward and backward seconds by cause, saved bytes, parameters."""
+    """The mean of the layers with their counts: seconds by cause, saved bytes, parameters."""
+    kinds = list(layers)
+    total = sum(count for _, count in kinds)
     rates = gemm_rates(network.cluster.accelerator, framework)
     parts = [
-        (count / model.num_layers, _one_layer(model, layer, network, framework, rates, keys))
-        for layer, count in model.layer_kinds
+        (count / total, _one_layer(model, layer, network, framework, rates, keys))
+        for layer, count in kinds
     ]
     return LayerCosts(
         **{
             f.name: _sum(share * getattr(c, f.name) for share, c in parts)
+            for f in fields(LayerCosts)
+        }
+    )
+
+
+def _leading_costs(
+    main: LayerCosts,
+    model: ModelSpec,
+    network: Network,
+    framework: FrameworkSpec,
+    keys: OperatorKeys,
+) -> LayerCosts:
+    """All leading layers, minus as many of the others."""
+    leading = layer_costs(model.leading_kinds, model, network, framework, keys)
+    count = sum(n for _, n in model.leading_kinds)
+    return LayerCosts(
+        **{
+            f.name: count * (getattr(leading, f.name) - getattr(main, f.name))
+            for f in fields(LayerCosts)
+        }
+    )
+
+
+def _prediction_costs(
+    model: ModelSpec, network: Network, framework: FrameworkSpec, keys: OperatorKeys
+) -> LayerCosts:
+    """The layers of all multi-token-prediction modules with their projections (T, h, 2 h), which
+    tensor parallelism splits by columns. Their heads are in :func:`edge_costs`.
+    """
+    rates = gemm_rates(network.cluster.accelerator, framework)
+    layer = layer_costs([(model.layers[-1], 1)], model, network, framework, keys)
+    tokens, h = keys.tokens(model), model.hidden_size
+    projection = Gemm(tokens, h / keys.tp.astype(np.float64), np.full_like(tokens, 2.0 * h))
+    accelerator = network.cluster.accelerator
+    forward = gemm_time(accelerator, rates, keys.precision, projection)
+    both = forward + gemm_backward_time(accelerator, rates, keys.precision, projection)
+    added = {
+        "gemm_s": both,
+        "forward_s": forward,
+        "weight_s": weight_gradient_time(accelerator, rates, keys.precision, projection),
+        "saved_bytes": keys.element_bytes * tokens * 4 * h / keys.sequence_shards,
+        "parameters": 2.0 * h * projection.n + 3 * model.norm_parameters(),
+    }
+    return LayerCosts(
+        **{
+            f.name: model.num_mtp_layers * (getattr(layer, f.name) + added.get(f.name, 0.0))
             for f in fields(LayerCosts)
         }
     )
@@ -140,90 +210,145 @@ def _one_layer(
     rates: GemmRates,
     keys: OperatorKeys,
 ) -> LayerCosts:
-    accelerator = network.cluster.accelerator
-    gemms = layer_gemms(model, layer, keys)
-    gemm_f = _sum(gemm_time(accelerator, rates, keys.precision, g) for g in gemms)
-    gemm_b = _sum(gemm_backward_time(accelerator, rates, keys.precision, g) for g in gemms)
-    gemm_w = _sum(weight_gradient_time(accelerator, rates, keys.precision, g) for g in gemms)
-    parameters = rank_layer_parameters(model, layer, keys)
+    """The sum over the layer's sub-layers, and the launches of them all."""
+    zeros = np.zeros(len(keys.tp))
+    total = {f.name: zeros for f in fields(LayerCosts)}
+    backward, host_f, host_b = zeros, zeros, zeros
+    for part in layer.sublayers:
+        asked = work(model, layer, part, framework, network.cluster.accelerator, keys)
+        one, one_b = _sublayer_costs(model, asked, network, framework, rates, keys)
+        total = {name: value + one[name] for name, value in total.items()}
+        backward = backward + one_b
+        launch_f, launch_b = _launches(framework, asked, keys)
+        host_f, host_b = host_f + launch_f, host_b + launch_b
+    p = framework.host.overlap_exponent
+    stall_f = _stall(total["forward_s"], host_f, p)
+    total["host_s"] = stall_f + _stall(backward, host_b, p)
+    total["forward_s"] = total["forward_s"] + stall_f
+    return LayerCosts(**total)
 
-    core = attention_core(model, layer, keys)
+
+def _sublayer_costs(
+    model: ModelSpec,
+    asked: Work,
+    network: Network,
+    framework: FrameworkSpec,
+    rates: GemmRates,
+    keys: OperatorKeys,
+) -> tuple[dict[str, FloatArray], FloatArray]:
+    """(columns of :class:`LayerCosts` without launches, backward seconds) of one sub-layer."""
+    zeros = np.zeros(len(keys.tp))
+    gemm_f, gemm_b, gemm_w = _products(asked, network.cluster.accelerator, rates, keys)
+    memory_f, memory_b = _memory_bound(asked, network, framework, keys)
+    attention_f, attention_b = zeros, zeros
+    tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
+    tp = tensor_parallel_exposed(tensor, asked.tp_regions, framework.overlap, network, keys)
+    cp = Exposed(zeros, zeros)
+    if asked.core is not None:
+        attention_f, attention_b = _attention(asked.core, model, network, framework, keys)
+        cp = context_parallel_exposed(
+            asked.core, framework.overlap, network, keys, (attention_f, attention_b)
+        )
+    ep = zeros
+    if asked.exchange is not None:
+        ep = expert_exchange(asked.exchange, framework.overlap, network, keys)
+    backward = gemm_b + attention_b + memory_b + tp.backward_s + cp.backward_s + ep
+    costs = {
+        "gemm_s": gemm_f + gemm_b,
+        "attention_s": attention_f + attention_b,
+        "memory_bound_s": memory_f + memory_b,
+        "host_s": zeros,
+        "tp_exposed_s": tp.forward_s + tp.backward_s,
+        "cp_exposed_s": cp.forward_s + cp.backward_s,
+        "ep_exposed_s": 2 * ep,
+        "selective_s": np.where(keys.selective > 0, attention_f, 0.0),
+        "forward_s": gemm_f + attention_f + memory_f + tp.forward_s + cp.forward_s + ep,
+        "weight_s": gemm_w,
+        "saved_bytes": asked.saved_bytes,
+        "parameters": asked.parameters,
+        "expert_parameters": asked.expert_parameters + zeros,
+    }
+    return costs, backward
+
+
+def _products(
+    asked: Work, accelerator: AcceleratorSpec, rates: GemmRates, keys: OperatorKeys
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of all GEMMs: forward, backward, and the weight gradients' part of backward."""
+    forward = backward = weight = np.zeros(len(keys.tp))
+    plain = [(gemm, keys.precision) for gemm in asked.gemms]
+    plain += [(gemm, sixteen_bit(keys)) for gemm in asked.gemms_16_bit]
+    for gemm, precision in plain:
+        forward = forward + gemm_time(accelerator, rates, precision, gemm)
+        backward = backward + gemm_backward_time(accelerator, rates, precision, gemm)
+        weight = weight + weight_gradient_time(accelerator, rates, precision, gemm)
+    for grouped in asked.grouped_gemms:
+        once = grouped_gemm_time(accelerator, rates, keys.precision, grouped)
+        forward = forward + once
+        backward = backward + (1 + WGRAD_RATIO) * once
+        weight = weight + WGRAD_RATIO * once
+    return forward, backward, weight
+
+
+def sixteen_bit(keys: OperatorKeys) -> IntArray:
+    """Precision codes of what stays in 16 bits where the blocks' GEMMs run in fp8."""
+    return np.where(IS_FP8[keys.precision], code("precision", "bf16"), keys.precision)
+
+
+def _attention(
+    core: AttentionCore,
+    model: ModelSpec,
+    network: Network,
+    framework: FrameworkSpec,
+    keys: OperatorKeys,
+) -> tuple[FloatArray, FloatArray]:
     core = core._replace(
-        local_seq_length=np.where(keys.cp_comm_type == A2A, model.seq_length, core.local_seq_length)
+        local_seq_length=np.where(keys.cp_comm_type == A2A, core.seq_length, core.local_seq_length)
     )
     steps = np.where(keys.cp_comm_type == P2P, keys.cp, 1).astype(np.float64)
-    attention_f, attention_b = attention_time(
-        accelerator,
-        framework,
-        layer.attention.head_dim,
-        core,
-        steps,
-        dropout=model.attention_dropout > 0,
-    )
-    memory_f, memory_b = _memory_bound(model, layer, network, framework, keys, parameters)
-    tp = tensor_parallel_exposed(model, layer, framework.overlap, network, keys)
-    cp = context_parallel_exposed(
-        model, layer, framework.overlap, network, keys, (attention_f, attention_b)
-    )
-    gpu_f = gemm_f + attention_f + memory_f + tp.forward_s + cp.forward_s
-    gpu_b = gemm_b + attention_b + memory_b + tp.backward_s + cp.backward_s
-    host_f, host_b = host_stalls(framework, keys, gpu_f, gpu_b)
-    return LayerCosts(
-        gemm_s=gemm_f + gemm_b,
-        attention_s=attention_f + attention_b,
-        memory_bound_s=memory_f + memory_b,
-        host_s=host_f + host_b,
-        tp_exposed_s=tp.forward_s + tp.backward_s,
-        cp_exposed_s=cp.forward_s + cp.backward_s,
-        selective_s=np.where(keys.selective > 0, attention_f, 0.0),
-        forward_s=gpu_f + host_f,
-        weight_s=gemm_w,
-        saved_bytes=layer_saved_bytes(model, layer, framework, keys),
-        parameters=parameters,
+    dropout = model.attention_dropout > 0
+    return attention_time(
+        network.cluster.accelerator, framework, core, steps, dropout=dropout
     )
 
 
 def _memory_bound(
-    model: ModelSpec,
-    layer: Layer,
-    network: Network,
-    framework: FrameworkSpec,
-    keys: OperatorKeys,
-    parameters: FloatArray,
+    asked: Work, network: Network, framework: FrameworkSpec, keys: OperatorKeys
 ) -> tuple[FloatArray, FloatArray]:
     accelerator = network.cluster.accelerator
-    forward, backward = memory_bound_bytes(model, layer, framework, keys)
-    cast_f, cast_b = fp8_cast_bytes(
-        model,
-        layer,
-        keys,
-        gathers_in_16_bit=accelerator.architecture == "hopper",
-        current=CURRENT_SCALING[keys.precision],
-    )
     is_fp8 = np.where(IS_FP8[keys.precision], FP8_CAST_FACTOR, 0.0)
-    forward_s = memory_bound_time(accelerator, framework, forward + is_fp8 * cast_f)
-    backward_s = memory_bound_time(accelerator, framework, backward + is_fp8 * cast_b)
+    forward = asked.forward_bytes + is_fp8 * asked.cast_forward_bytes
+    backward = asked.backward_bytes + is_fp8 * asked.cast_backward_bytes
+    forward_s = memory_bound_time(accelerator, framework, forward)
+    backward_s = memory_bound_time(accelerator, framework, backward)
     if not framework.compute.fused_grad_accumulation:
         stream = STREAM_EFFICIENCY * accelerator.memory_bandwidth_bytes_per_s
         added = np.where(keys.grad_dtype == FP32_GRADIENTS, *GRADIENT_ACCUMULATION_BYTES)
+        parameters = asked.parameters + asked.expert_parameters
         backward_s = backward_s + GRADIENT_ACCUMULATION_SHARE * added * parameters / stream
     return forward_s, backward_s
 
 
-def host_stalls(
-    framework: FrameworkSpec, keys: OperatorKeys, gpu_f: FloatArray, gpu_b: FloatArray
+def _launches(
+    framework: FrameworkSpec, asked: Work, keys: OperatorKeys
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds that one layer's GPU work waits for its launches, forward and backward.
+    """CPU seconds to launch one sub-layer, forward and backward (docs/equations.md T6, T15).
 
-    stall = (gpu^p + cpu^p)^(1/p) - gpu, cpu = c (1 + a [tp > 1] + b [cp > 1])   (docs/equations.md
-    T6)
+    c share (1 + a [tp > 1] + b [cp > 1]), and for experts their own: c_e + n_local c_1 (twice that
+    backward) and the wait for the tokens' counts. The layer's stall is (gpu^p + cpu^p)^(1/p) - gpu.
     """
     host = framework.host
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
-    factor = factor * np.where(keys.cuda_graphs > 0, host.cuda_graph_factor, 1.0)
-    cpu_f, cpu_b = host.layer_forward_s * factor, host.layer_backward_s * factor
-    p = host.overlap_exponent
-    return _stall(gpu_f, cpu_f, p), _stall(gpu_b, cpu_b, p)
+    graphs = keys.cuda_graphs > 0
+    factor = factor * np.where(graphs, host.cuda_graph_factor, 1.0)
+    forward = asked.host_share * host.layer_forward_s * factor
+    backward = asked.host_share * host.layer_backward_s * factor
+    if asked.exchange is not None:
+        kept = np.where(graphs, host.experts_graph_factor, 1.0)
+        each = host.local_expert_s * asked.num_local_experts
+        forward = forward + kept * (host.experts_forward_s + each) + host.dropless_sync_s
+        backward = backward + kept * (host.experts_backward_s + 2 * each)
+    return forward, backward
 
 
 def _stall(gpu_s: FloatArray, cpu_s: FloatArray, p: float) -> FloatArray:
@@ -235,7 +360,7 @@ def _stall(gpu_s: FloatArray, cpu_s: FloatArray, p: float) -> FloatArray:
 def edge_costs(
     model: ModelSpec, network: Network, framework: FrameworkSpec, keys: OperatorKeys
 ) -> EdgeCosts:
-    """Embedding and head.
+    """Embedding and head, the head once more for each multi-token-prediction module.
 
     head = logits GEMM (T, V/tp, h) forward and backward in 16 bits + kappa passes over 4 T V/tp
     bytes + exposed collectives; embedding = 4 T h bytes and a reduce-scatter forward, 10 T h
@@ -245,7 +370,7 @@ def edge_costs(
     rates = gemm_rates(accelerator, framework)
     tokens, h = keys.tokens(model), np.full(len(keys.tp), float(model.hidden_size))
     vocab = rank_vocab(model, keys.tp)
-    head_precision = np.where(IS_FP8[keys.precision], code("precision", "bf16"), keys.precision)
+    head_precision = sixteen_bit(keys)
     gemms = [Gemm(tokens, vocab, h)]
     if model.head_transform:
         gemms.append(Gemm(tokens, h, h))
@@ -264,20 +389,21 @@ def edge_costs(
     embedding_forward = memory_bound_time(accelerator, framework, 2.0 * tensor)
     embedding_forward = embedding_forward + network.reduce_scatter(tensor, group)
     output_parameters, head_parameters = rank_head_parameters(model, keys)
+    heads = 1 + model.num_mtp_layers
     return EdgeCosts(
         embedding_s=embedding_forward
         + memory_bound_time(accelerator, framework, 5.0 * tensor),
         embedding_forward_s=embedding_forward,
-        head_s=forward + backward + loss + exposed,
-        head_forward_s=forward + LOSS_FORWARD_SHARE * loss + exposed / 3,
-        head_weight_s=weight,
+        head_s=heads * (forward + backward + loss + exposed),
+        head_forward_s=heads * (forward + LOSS_FORWARD_SHARE * loss + exposed / 3),
+        head_weight_s=heads * weight,
         embedding_parameters=rank_embedding_parameters(model, keys),
         output_parameters=output_parameters,
         head_parameters=head_parameters,
         checkpoint_bytes=tensor / keys.sequence_shards,
         embedding_bytes=embedding_bytes(model, keys),
         gathered_bytes=gathered_bytes(model, keys),
-        loss_bytes=loss_bytes(model, framework, keys),
+        loss_bytes=heads * loss_bytes(model, framework, keys),
     )
 
 
@@ -309,17 +435,14 @@ class CostTable:
             for values, stride in zip(self._values, self._strides, strict=True)
         ]
         keys = OperatorKeys(*digits)
-        self.layer = layer_costs(model, self.network, framework, keys)
-        self.edge = edge_costs(model, self.network, framework, keys)
-        self.layer_total_s = (
-            self.layer.gemm_s
-            + self.layer.attention_s
-            + self.layer.memory_bound_s
-            + self.layer.host_s
-            + self.layer.tp_exposed_s
-            + self.layer.cp_exposed_s
-            + self.layer.selective_s
-        )
+        inputs = (model, self.network, framework, keys)
+        self.layer = layer_costs(model.main_kinds, *inputs)
+        self.edge = edge_costs(*inputs)
+        self.layer_total_s = self.layer.total_s
+        self.first = _leading_costs(self.layer, *inputs) if model.leading_kinds else None
+        """What the leading layers cost beyond as many others; on the first stage."""
+        self.last = _prediction_costs(*inputs) if model.num_mtp_layers else None
+        """The layers of the multi-token-prediction modules; on the last stage."""
 
     def __len__(self) -> int:
         return len(self._present)
@@ -353,6 +476,10 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.cross_entropy_fusion,
         plans.cuda_graphs,
         plans.grad_dtype,
+        plans.ep,
+        plans.etp,
+        plans.moe_dispatcher,
+        plans.ep_comm_overlap,
         (plans.recompute == SELECTIVE).astype(np.int64),
     ]
 

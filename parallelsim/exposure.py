@@ -10,10 +10,10 @@ import numpy as np
 
 from parallelsim.collectives import Network
 from parallelsim.framework import OverlapFacts
-from parallelsim.layers import Layer
 from parallelsim.model import ModelSpec
-from parallelsim.operators import IS_FP8, FloatArray, IntArray, OperatorKeys, kv_width
+from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, IntArray, OperatorKeys
 from parallelsim.plan import code
+from parallelsim.sublayers.work import Exchange
 
 RING_HOP_S = 20e-6
 """Launch and synchronisation of one step of the context-parallel ring (docs/equations.md T10)."""
@@ -25,6 +25,8 @@ FORWARD_SHARE = 0.33
 
 P2P = code("cp_comm_type", "p2p")
 A2A = code("cp_comm_type", "a2a")
+ALL_GATHER = code("moe_dispatcher", "all-gather")
+DEEPEP = code("moe_dispatcher", "deepep")
 
 
 class Exposed(NamedTuple):
@@ -35,26 +37,25 @@ class Exposed(NamedTuple):
 
 
 def tensor_parallel_exposed(
-    model: ModelSpec, layer: Layer, overlap: OverlapFacts, network: Network, keys: OperatorKeys
+    tensor: FloatArray, regions: float, overlap: OverlapFacts, network: Network, keys: OperatorKeys
 ) -> Exposed:
-    """Tensor-parallel collectives of one layer that the GEMMs do not hide.
+    """Tensor-parallel collectives around one sub-layer that the GEMMs do not hide.
 
-    With sequence parallelism 2 all-gathers and 2 reduce-scatters forward, 3 and 2 backward (one
-    gather is redone for the weight gradient); without, 2 all-reduces each way; half of each where
-    attention and MLP run in parallel. S = 2 T h bytes, half in fp8 gathers. A constant share is
-    exposed (T9).
+    With sequence parallelism an all-gather and a reduce-scatter forward, one and a half and one
+    backward (of two gathers one is redone for the weight gradient); without, an all-reduce each
+    way; half of each where attention and MLP run in parallel. ``tensor``: 2 T h bytes, half in fp8
+    gathers. A constant share is exposed (T9).
     """
     group = network.group(keys.tp, np.ones(len(keys.tp)))
-    tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
     shrink = np.where(IS_FP8[keys.precision], 0.5, 1.0)
     gather = network.all_gather(shrink * tensor, group, TP_NIC_SHARE)
     scatter = network.reduce_scatter(tensor, group, TP_NIC_SHARE)
     reduce = network.all_reduce(tensor, group, TP_NIC_SHARE)
-    pairs = 1.0 if layer.parallel else 2.0
+    redone = 0.5 if regions else 0.0
     sharded = keys.sequence_parallel > 0
     share = np.where(keys.tp_comm_overlap > 0, overlap.tp_exposed_user_buffers, overlap.tp_exposed)
-    forward = np.where(sharded, pairs * (gather + scatter), pairs * reduce)
-    backward = np.where(sharded, (pairs + 1) * gather + pairs * scatter, pairs * reduce)
+    forward = np.where(sharded, regions * (gather + scatter), regions * reduce)
+    backward = np.where(sharded, (regions + redone) * gather + regions * scatter, regions * reduce)
     return Exposed(share * forward, share * backward)
 
 
@@ -72,8 +73,7 @@ def head_tensor_parallel_exposed(
 
 
 def context_parallel_exposed(
-    model: ModelSpec,
-    layer: Layer,
+    core: AttentionCore,
     overlap: OverlapFacts,
     network: Network,
     keys: OperatorKeys,
@@ -81,34 +81,59 @@ def context_parallel_exposed(
 ) -> Exposed:
     """Exchange of keys and values (or heads) between the context-parallel ranks of one layer.
 
-    p2p ring: r = (cp - 1) (4 T k/tp / B + 20 us) forward, twice the bytes backward; hidden behind
+    p2p ring: r = (cp - 1) (kv bytes / B + 20 us) forward, twice the bytes backward; hidden behind
     the attention of (cp - 1)/cp of the steps, but a share of r always shows (T10).
     all-gather: keys and values gathered forward and backward, gradients reduce-scattered; not
     hidden. a2a: Q, K, V and the output re-sharded from sequence to heads and back, forward and
     backward; not hidden.
     """
     cp = keys.cp.astype(np.float64)
-    tokens = keys.tokens(model)
-    kv_bytes = 2 * keys.element_bytes * tokens * kv_width(layer, keys.tp)
-    query_bytes = keys.element_bytes * tokens * layer.attention.query_width / keys.tp
     rate, _ = network.p2p_rate(keys.tp * keys.cp)
     group = network.group(keys.cp, keys.tp)
 
-    ring_forward = (cp - 1) * (kv_bytes / rate + RING_HOP_S)
-    ring_backward = (cp - 1) * (2 * kv_bytes / rate + RING_HOP_S)
+    ring_forward = (cp - 1) * (core.kv_bytes / rate + RING_HOP_S)
+    ring_backward = (cp - 1) * (2 * core.kv_bytes / rate + RING_HOP_S)
     hidden = (cp - 1) / cp
     ring = [
         np.maximum(ring - attention * hidden, 0.0) + overlap.cp_exposed_floor * ring
         for ring, attention in zip((ring_forward, ring_backward), attention_s, strict=True)
     ]
-    gather = network.all_gather(kv_bytes * cp, group)
-    scatter = network.reduce_scatter(kv_bytes * cp, group)
-    exchange = network.all_to_all(2 * query_bytes + kv_bytes, group)
+    gather = network.all_gather(core.kv_bytes * cp, group)
+    scatter = network.reduce_scatter(core.kv_bytes * cp, group)
+    exchange = network.all_to_all(core.io_bytes, group)
     kind = keys.cp_comm_type
     forward = np.where(kind == P2P, ring[0], np.where(kind == A2A, exchange, gather))
     backward = np.where(kind == P2P, ring[1], np.where(kind == A2A, exchange, gather + scatter))
     alone = keys.cp == 1
     return Exposed(np.where(alone, 0.0, forward), np.where(alone, 0.0, backward))
+
+
+def expert_exchange(
+    exchange: Exchange, overlap: OverlapFacts, network: Network, keys: OperatorKeys
+) -> FloatArray:
+    """Exposed seconds of dispatch and combine of one pass; the backward pass has the same
+    (docs/equations.md T16).
+
+    all-to-all, deepep: each token to K experts and back, over the tiers of the group of ep ranks
+    that are etp apart; then gathered and reduced over etp. all-gather: every rank gathers the
+    tokens of all ep etp ranks, and reduces the outputs. A share is exposed where another
+    micro-batch computes meanwhile.
+    """
+    group = network.group(keys.ep, keys.etp)
+    per_node = keys.moe_dispatcher == DEEPEP
+    limit = np.where(per_node, exchange.node_share, 1.0)
+    one_way = network.expert_all_to_all(
+        exchange.token_bytes, exchange.copies, group, per_node, limit
+    )
+    inner = network.group(keys.etp, np.ones(len(keys.etp)))
+    split = exchange.expert_copies_bytes
+    sliced = network.all_gather(split, inner) + network.reduce_scatter(split, inner)
+    whole = network.group(keys.ep * keys.etp, np.ones(len(keys.etp)))
+    every = exchange.token_bytes * keys.ep * keys.etp
+    gathered = network.all_gather(every, whole) + network.reduce_scatter(every, whole)
+    time = np.where(keys.moe_dispatcher == ALL_GATHER, gathered, 2 * one_way + sliced)
+    shown = np.where(keys.ep_comm_overlap > 0, overlap.ep_exposed_overlapped, 1.0)
+    return shown * time
 
 
 def pipeline_transfer_time(

@@ -8,7 +8,7 @@ name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,16 @@ class Capabilities:
     cross_entropy_fusion: bool
     cuda_graphs: bool
     kv_replication: bool
-    min_compute_capability: float
-    """CUDA compute capability that the kernels need; 0: any. GPUs without CUDA are not refused."""
     """Tensor parallelism above the number of key/value heads replicates them (else it is
     refused).
     """
+    min_compute_capability: float
+    """CUDA compute capability that the kernels need; 0: any. GPUs without CUDA are not refused."""
+    moe_dispatchers: tuple[str, ...] = ()
+    """How tokens reach experts; empty: no expert parallelism."""
+    expert_tensor_parallel: bool = False
+    ep_comm_overlap: bool = False
+    """Tokens of one micro-batch travel while another computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,15 @@ class HostFacts:
     """What CUDA graphs leave of it."""
     micro_batch_s: float
     step_s: float
+    experts_forward_s: float = 0.0
+    """Launching one mixture-of-experts sub-layer's kernels, without those of single experts."""
+    experts_backward_s: float = 0.0
+    local_expert_s: float = 0.0
+    """Added forward for each expert of the rank; twice that backward."""
+    dropless_sync_s: float = 0.0
+    """The host waits for the number of tokens that each expert gets, once forward."""
+    experts_graph_factor: float = 1.0
+    """What CUDA graphs leave of the experts' launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +115,8 @@ class OverlapFacts:
     """Stage boundaries send 1/tp of the activations from each rank even without sequence
     parallelism.
     """
+    ep_exposed_overlapped: float = field(default=1.0, kw_only=True)
+    """Share of the experts' exchange that still shows while another micro-batch computes."""
     dp_overlap_efficiency: float
     """Share of the overlap window that data-parallel collectives can use."""
     dp_exposed_floor: float

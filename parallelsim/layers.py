@@ -237,6 +237,8 @@ class MixtureOfExperts:
     """Tokens an expert takes over its even share, the rest is dropped; None: dropless."""
     load_cv: float = 0.0
     """Spread of the tokens that experts get: standard deviation over mean; 0: balanced."""
+    load_quantile: float = 0.5
+    """Of the busiest rank's load: what times are computed at."""
     latent_size: int | None = None
     """Experts work on tokens projected to this width; None: on the hidden size."""
 

@@ -26,11 +26,20 @@ _SWITCHES: Mapping[str, re.Pattern[str]] = {
     "overlap_param_gather": re.compile(
         r"\boverlap_param_(?:sync|gather)\s*=\s*(true|false|1|0)\b", re.I
     ),
+    "ep_comm_overlap": re.compile(
+        r"\boverlap_moe_expert_parallel_comm\s*=\s*(true|false|1|0)\b|(EP all-to-all overlap)", re.I
+    ),
     "cuda_graphs": re.compile(
         r"\b(?:cuda_graph_impl|layer_cuda_graph|mcore_cuda_graph)\s*=\s*(\w+)", re.I
     ),
 }
 """Launch settings that are switches of a plan."""
+_DISPATCHERS: Mapping[str, re.Pattern[str]] = {
+    "deepep": re.compile(r"\b(?:deepep|hybridep)\b", re.I),
+    "all-to-all": re.compile(r"\b(?:alltoall|a2a dispatcher)\b", re.I),
+    "all-gather": re.compile(r"\ballgather dispatcher\b", re.I),
+}
+_MODULES = re.compile(r"\brecompute_modules\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
 _NUM_LAYERS = re.compile(r"\b(?:recompute|checkpoint)_num_layers\s*=\s*(\d+)", re.I)
 _KERNEL = re.compile(r"\bkernel\s*=\s*([^;]*)", re.I)
@@ -51,7 +60,7 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
     for cell in ("recompute_detail", "overlap"):
         for name, pattern in _SWITCHES.items():
             for match in pattern.finditer(facts.text(cell)):
-                stated[name] = match[1].lower() not in _OFF
+                stated[name] = (match[1] or "true").lower() not in _OFF
     return stated
 
 
@@ -59,6 +68,23 @@ def stated_recompute_layers(facts: Facts) -> int:
     """Layers that full recompute covers in each virtual stage, 0 for all."""
     match = _NUM_LAYERS.search(facts.text("recompute_detail"))
     return int(match[1]) if match else 0
+
+
+def stated_dispatcher(facts: Facts) -> str:
+    """How tokens reach their experts, as the cells say; empty where they do not."""
+    text = facts.text("overlap") + ";" + facts.text("recompute_detail")
+    found = [name for name, pattern in _DISPATCHERS.items() if pattern.search(text)]
+    return found[0] if found else ""
+
+
+def recomputes_attention(facts: Facts) -> bool:
+    """Selective recompute covers the attention core: unless the modules are named without it."""
+    detail = facts.text("recompute_detail")
+    match = _MODULES.search(detail)
+    if match:
+        return "core_attn" in match[1]
+    named = re.search(r"selective \(([^)]*)\)", detail)
+    return named is None or "attn" in named[1]
 
 
 def states_offload(facts: Facts) -> bool:

@@ -94,6 +94,16 @@ class Facts:
             )
         return int(value)
 
+    def count_or_zero(self, name: str) -> int:
+        """A whole number, 0 where none is stated or it says no.
+
+        Raises:
+            RowError: anything else.
+        """
+        if self.text(name).lower() in ("0", "0.0", "false", "no", "none"):
+            return 0
+        return self.count(name) or 0
+
     def required(self, name: str) -> int:
         """A whole number that has to be stated.
 

@@ -65,6 +65,7 @@ class States(NamedTuple):
     """Parameters of the edges and resident bytes for each parameter; shape [P]."""
 
     layer_parameters: FloatArray
+    """Without routed experts."""
     first_parameters: FloatArray
     """Embedding, and the head where one stage holds both."""
     last_parameters: FloatArray
@@ -74,6 +75,23 @@ class States(NamedTuple):
     optimizer_bytes: FloatArray
     gathered_bytes: FloatArray | float
     """Parameters gathered at once with ZeRO 3."""
+    experts: ExpertStates | None
+    """Where the model has routed experts."""
+
+
+class ExpertStates(NamedTuple):
+    """Of the routed experts, which other ranks hold copies of than of the rest; shape [P]."""
+
+    layer_parameters: FloatArray
+    first_parameters: FloatArray | float
+    """Of the first stage beyond those of its layers (fewer, where leading layers are dense)."""
+    last_parameters: FloatArray | float
+    """Of the last stage beyond those of its layers: multi-token prediction."""
+    replicas: FloatArray
+    """Ranks that hold the same experts: dp cp tp / (ep etp)."""
+    parameter_bytes: FloatArray
+    gradient_bytes: FloatArray
+    optimizer_bytes: FloatArray
 
 
 class Activations(NamedTuple):
@@ -86,6 +104,10 @@ class Activations(NamedTuple):
     embedding_bytes: FloatArray
     loss_bytes: FloatArray
     gathered_bytes: FloatArray
+    first_bytes: FloatArray | float
+    """What leading layers save beyond as many others."""
+    last_bytes: FloatArray | float
+    """What the layers of multi-token prediction save."""
 
 
 def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns) -> States:
@@ -93,13 +115,53 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
 
     A tied output matrix is one with the embedding where a single stage holds both, a copy
     otherwise. Two copies of the model share the optimizer's shards; PipeDream-2BW keeps a second
-    version of the weights.
+    version of the weights. Routed experts are sharded over the ranks that hold the same ones.
     """
     facts, edge, ends = table.framework.memory, table.edge, columns.ends
     head, output = edge.head_parameters[rows], edge.output_parameters[rows]
     if table.model.tied_embeddings:
         output = output * (ends.head_first < 1)
     last = head + output
+    layer_parameters = table.layer.parameters[rows]
+    gathered: FloatArray | float = 0.0
+    if (plans.zero == 3).any():
+        gathered = facts.param_gather_buffer * facts.param_bytes * layer_parameters
+        gathered = np.where(plans.zero == 3, gathered, 0.0)
+    resident = _state_bytes(facts, plans, columns.shards, ends.copies)
+    experts = None
+    if table.model.has_experts:
+        replicas = columns.shards * plans.tp / (plans.ep * plans.etp)
+        held = _state_bytes(facts, plans, replicas, ends.copies)
+        of_first, of_last = (
+            0.0 if more is None else more.expert_parameters[rows]
+            for more in (table.first, table.last)
+        )
+        experts = ExpertStates(
+            table.layer.expert_parameters[rows],
+            of_first + of_last * np.ceil(ends.head_first),
+            of_last * np.ceil(ends.head_last) + of_first * np.ceil(ends.embedding_last),
+            replicas,
+            *held,
+        )
+    first = edge.embedding_parameters[rows]
+    if table.first is not None:
+        first = first + table.first.parameters[rows]
+    if table.last is not None:
+        last = last + table.last.parameters[rows]
+    return States(
+        layer_parameters,
+        first + last * np.ceil(ends.head_first),
+        last * np.ceil(ends.head_last) + first * np.ceil(ends.embedding_last),
+        *resident,
+        gathered,
+        experts,
+    )
+
+
+def _state_bytes(
+    facts: MemoryFacts, plans: PlanBatch, shards: FloatArray, copies: FloatArray | float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Resident bytes of a parameter, its gradient and its optimizer, sharded over ``shards``."""
     parameter_bytes = _parameter_bytes(facts)[plans.precision]
     stashes = plans.schedule == PIPEDREAM_2BW
     if stashes.any():
@@ -107,25 +169,12 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     gradient_bytes = np.where(
         plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
     )
-    layer_parameters = table.layer.parameters[rows]
-    gathered: FloatArray | float = 0.0
     if (plans.zero >= 2).any():
-        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, columns.shards, 1.0)
-        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, columns.shards, 1.0)
-        gathered = facts.param_gather_buffer * facts.param_bytes * layer_parameters
-        gathered = np.where(plans.zero == 3, gathered, 0.0)
-    state_bytes = _optimizer_bytes(facts)[plans.precision]
-    return States(
-        layer_parameters=layer_parameters,
-        first_parameters=edge.embedding_parameters[rows] + last * np.ceil(ends.head_first),
-        last_parameters=last * np.ceil(ends.head_last)
-        + edge.embedding_parameters[rows] * np.ceil(ends.embedding_last),
-        parameter_bytes=parameter_bytes,
-        gradient_bytes=gradient_bytes,
-        optimizer_bytes=state_bytes
-        / np.where(plans.zero >= 1, columns.shards * ends.copies, 1.0),
-        gathered_bytes=gathered,
-    )
+        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0)
+        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0)
+    optimizer_bytes = _optimizer_bytes(facts)[plans.precision]
+    optimizer_bytes = optimizer_bytes / np.where(plans.zero >= 1, shards * copies, 1.0)
+    return parameter_bytes, gradient_bytes, optimizer_bytes
 
 
 def _parameter_bytes(facts: MemoryFacts) -> FloatArray:
@@ -141,12 +190,17 @@ def _optimizer_bytes(facts: MemoryFacts) -> FloatArray:
 
 def activations(table: CostTable, rows: IntArray) -> Activations:
     """The activation columns of the cost table, looked up for each plan."""
+    first, last = (
+        0.0 if more is None else more.saved_bytes[rows] for more in (table.first, table.last)
+    )
     return Activations(
         table.layer.saved_bytes[rows],
         table.edge.checkpoint_bytes[rows],
         table.edge.embedding_bytes[rows],
         table.edge.loss_bytes[rows],
         table.edge.gathered_bytes[rows],
+        first,
+        last,
     )
 
 
@@ -159,6 +213,15 @@ def most_parameters(held: States, columns: Columns) -> FloatArray:
     return np.maximum(np.maximum(first, middle), last)
 
 
+def most_expert_parameters(experts: ExpertStates, columns: Columns) -> FloatArray:
+    """Parameters of routed experts on the rank that holds most of them."""
+    layers = columns.layers
+    each = experts.layer_parameters * columns.ends.copies
+    first = layers.first * each + experts.first_parameters
+    last = layers.last * each + experts.last_parameters
+    return np.maximum(np.maximum(first, last), layers.middle * each)
+
+
 class Stage(NamedTuple):
     """One stage of each plan."""
 
@@ -168,6 +231,7 @@ class Stage(NamedTuple):
     """That a micro-batch passes; of two copies of the model, the mean of both stages."""
     recomputed: FloatArray
     edge_parameters: FloatArray | float
+    edge_expert_parameters: FloatArray | float
     is_first: FloatArray | float
     is_last: FloatArray | float
 
@@ -193,6 +257,9 @@ def stage_memory(
     )
     kept = (stage.layers - stage.recomputed) * saved.saved_bytes
     kept = kept + stage.recomputed * saved.checkpoint_bytes + saved.embedding_bytes * stage.is_first
+    if table.first is not None or table.last is not None:
+        at_ends = saved.first_bytes * stage.is_first + saved.last_bytes * stage.is_last
+        kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
     kept = in_flight * kept
     transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.saved_bytes
     loss = saved.loss_bytes * stage.is_last
@@ -201,13 +268,26 @@ def stage_memory(
     loss = np.where(loss_peaks, loss, 0.0)
     dynamic = kept + loss + working
     fragmentation = facts.fragmentation * dynamic
+    resident = (
+        held.parameter_bytes * parameters,
+        held.gradient_bytes * parameters,
+        held.optimizer_bytes * parameters,
+    )
+    if held.experts is not None:
+        of_experts = layers * held.experts.layer_parameters + stage.edge_expert_parameters
+        resident = (
+            resident[0] + held.experts.parameter_bytes * of_experts,
+            resident[1] + held.experts.gradient_bytes * of_experts,
+            resident[2] + held.experts.optimizer_bytes * of_experts,
+        )
+        parameters = parameters + of_experts
     if facts.optimizer_step_bytes_per_param:
         step = facts.optimizer_step_bytes_per_param * parameters * (plans.zero == 1)
         working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
     return MemoryBreakdown(
-        parameters_bytes=held.parameter_bytes * parameters + held.gathered_bytes,
-        gradients_bytes=held.gradient_bytes * parameters,
-        optimizer_bytes=held.optimizer_bytes * parameters,
+        parameters_bytes=resident[0] + held.gathered_bytes,
+        gradients_bytes=resident[1],
+        optimizer_bytes=resident[2],
         activations_bytes=kept,
         loss_bytes=loss,
         working_bytes=working,
@@ -255,8 +335,9 @@ def peak_memory(
 def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     """Bytes that every layout, schedule and recompute depth of these plans exceeds, shape [P].
 
-    Some stage holds at least L/p layers and one micro-batch: its states, and the cheaper of keeping
-    all its tensors or recomputing all of them. Schedule, layout, vpp and recompute are not read.
+    Some stage holds at least L/p mean layers and one micro-batch: its states, and the cheaper of
+    keeping all its tensors or recomputing all of them. Schedule, layout, vpp and recompute are not
+    read.
     """
     columns, facts = plan_columns(table.model.num_layers, plans), table.framework.memory
     selective = PlanBatch.from_columns(
@@ -270,7 +351,17 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     keep = (layers + facts.backward_working_set) * saved.saved_bytes
     again = layers * saved.checkpoint_bytes + (1 + facts.backward_working_set) * saved.saved_bytes
     dynamic = np.minimum(keep, again) + saved.gathered_bytes
-    resident = per_parameter * layers * held.layer_parameters + held.gathered_bytes
+    parameters = layers * held.layer_parameters
+    if table.first is not None:
+        parameters = parameters + table.first.parameters[rows] / columns.pp
+        dynamic = np.maximum(dynamic + np.minimum(saved.first_bytes, 0.0) / columns.pp, 0.0)
+    resident = per_parameter * parameters + held.gathered_bytes
+    if held.experts is not None:
+        experts = held.experts
+        each = experts.parameter_bytes + experts.gradient_bytes + experts.optimizer_bytes
+        of_experts = layers * experts.layer_parameters
+        of_experts = of_experts + np.minimum(experts.first_parameters, 0.0) / columns.pp
+        resident = resident + each * of_experts
     return resident + (1 + facts.fragmentation) * dynamic + facts.constant_bytes
 
 
@@ -285,16 +376,22 @@ def _candidates(
     layers, again = columns.layers, columns.recomputed
     zeros, ends = np.zeros(len(plans)), columns.ends
     embedding, head = ends.embedding_first, np.ceil(ends.head_first)
-    stages = [Stage(zeros, layers.first, again.first, held.first_parameters, embedding, head)]
+    experts = held.experts
+    of_experts: tuple[FloatArray | float, FloatArray | float] = (0.0, 0.0)
+    if experts is not None:
+        of_experts = experts.first_parameters, experts.last_parameters
+    edges = (held.first_parameters, of_experts[0], embedding, head)
+    stages = [Stage(zeros, layers.first, again.first, *edges)]
     if not columns.is_single.all():
         last, embedding, head = columns.pp - 1, ends.embedding_last, np.ceil(ends.head_last)
-        stages.append(Stage(last, layers.last, again.last, held.last_parameters, embedding, head))
+        edges = (held.last_parameters, of_experts[1], embedding, head)
+        stages.append(Stage(last, layers.last, again.last, *edges))
     if (plans.pp > 2).any():
         second = zeros + 1
         in_the_middle = plans.schedule == CHIMERA
         if in_the_middle.any():
             second = np.where(in_the_middle, np.maximum(columns.pp // 2 - 1, 1), second)
-        stages.append(Stage(second, layers.middle, again.middle, 0.0, 0.0, 0.0))
+        stages.append(Stage(second, layers.middle, again.middle, 0.0, 0.0, 0.0, 0.0))
     return [
         (stage.position, stage_memory(table, plans, columns, held, saved, stage))
         for stage in stages

@@ -8,6 +8,7 @@ made of. Numbers are those of the unsharded model; what a GPU holds is computed 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -118,11 +119,26 @@ class ModelSpec:
     @cached_property
     def layer_kinds(self) -> tuple[tuple[Layer, int], ...]:
         """The distinct layers with their counts, in order of first appearance."""
-        counts: dict[Layer, int] = {}
-        for block in self.blocks:
-            for layer in block.layers:
-                counts[layer] = counts.get(layer, 0) + block.repeat
-        return tuple(counts.items())
+        return _count_kinds(self.blocks)
+
+    @cached_property
+    def num_leading_blocks(self) -> int:
+        """Blocks before the longest one, where they have few layers (at most an eighth): the dense
+        layers that many mixtures of experts begin with. They are on the first pipeline stage.
+        """
+        lengths = [block.repeat * len(block.layers) for block in self.blocks]
+        longest = lengths.index(max(lengths))
+        return longest if sum(lengths[:longest]) <= self.num_layers // 8 else 0
+
+    @cached_property
+    def leading_kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """Kinds of the layers in the leading blocks, with their counts."""
+        return _count_kinds(self.blocks[: self.num_leading_blocks])
+
+    @cached_property
+    def main_kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """The other kinds: those that every stage holds in about the same proportion."""
+        return _count_kinds(self.blocks[self.num_leading_blocks :])
 
     @cached_property
     def num_stacks(self) -> int:
@@ -180,6 +196,11 @@ class ModelSpec:
         """
         layers = sum(count * self.layer_parameters(layer) for layer, count in self.layer_kinds)
         return self.embedding_parameters() + layers + self.head_parameters()
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Some layer is a mixture of experts."""
+        return any(layer.experts is not None for layer, _ in self.layer_kinds)
 
     @cached_property
     def num_active_parameters(self) -> int:
@@ -257,6 +278,17 @@ class ModelSpec:
                 total += 3.0 * s * part.scan_flops_per_token()
         return total
 
+    def with_load_quantile(self, quantile: float) -> ModelSpec:
+        """The same model with experts loaded as at this quantile, in (0, 1), of their spread."""
+
+        def loaded(layer: Layer) -> Layer:
+            if layer.experts is None:
+                return layer
+            return replace(layer, experts=replace(layer.experts, load_quantile=quantile))
+
+        blocks = (Block(b.repeat, tuple(loaded(layer) for layer in b.layers)) for b in self.blocks)
+        return replace(self, blocks=tuple(blocks))
+
     def with_seq_length(self, seq_length: int) -> ModelSpec:
         """The same model trained on sequences of ``seq_length`` tokens.
 
@@ -273,3 +305,11 @@ class ModelSpec:
                 key="seq_length",
             )
         return replace(self, seq_length=seq_length)
+
+
+def _count_kinds(blocks: Sequence[Block]) -> tuple[tuple[Layer, int], ...]:
+    counts: dict[Layer, int] = {}
+    for block in blocks:
+        for layer in block.layers:
+            counts[layer] = counts.get(layer, 0) + block.repeat
+    return tuple(counts.items())

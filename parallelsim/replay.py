@@ -189,5 +189,6 @@ def _activation_bytes(table: CostTable, plans: PlanBatch, num_stages: int) -> Fl
         kept.append(float(each[0]))
     stages = np.full(num_stages, kept[1])
     stages[0], stages[-1] = kept[0], kept[2] if num_stages > 1 else kept[0]
-    stages[0] += float(saved.embedding_bytes[0])
+    stages[0] += float(saved.embedding_bytes[0]) + float(np.max(saved.first_bytes))
+    stages[-1] += float(np.max(saved.last_bytes))
     return stages

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import MLP, Attention, MixtureOfExperts, SubLayer
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, MAX_DEGREE, IntArray, PlanBatch, code
 
@@ -51,7 +52,7 @@ class Context:
     seq_length: int
     num_layers: int
     heads: int
-    """Query heads; the greatest common divisor where layers differ (tp divides it or not)."""
+    """Heads; the greatest common divisor where layers differ (tp divides it or not); 0: none."""
     groups: tuple[int, ...]
     """Key/value heads of each kind of layer."""
     ffn: int
@@ -73,16 +74,18 @@ def context_of(
     model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plans: PlanBatch
 ) -> Context:
     """The context of one batch."""
-    attentions = [layer.attention for layer, _ in model.layer_kinds]
-    windows = [a.window for a in attentions if a.window is not None and a.window < model.seq_length]
+    parts = [part for layer, _ in model.layer_kinds for part in layer.sublayers]
+    softmax = [part for part in parts if isinstance(part, Attention)]
+    heads = [part.num_heads for part in parts if hasattr(part, "num_heads")]
+    windows = [a.window for a in softmax if a.window is not None and a.window < model.seq_length]
     samples = plans.micro_batch_size * plans.dp
     return Context(
         num_gpus=cluster.num_gpus,
         seq_length=model.seq_length,
         num_layers=model.num_layers,
-        heads=math.gcd(*(a.num_heads for a in attentions)),
-        groups=tuple(sorted({a.num_query_groups for a in attentions})),
-        ffn=math.gcd(*(layer.mlp.ffn_hidden_size for layer, _ in model.layer_kinds)),
+        heads=math.gcd(*heads),
+        groups=tuple(sorted({a.num_query_groups for a in softmax})),
+        ffn=math.gcd(*(width for part in parts if (width := _dense_width(part)))),
         window=min(windows, default=None),
         cluster=cluster,
         framework=framework,
@@ -91,6 +94,13 @@ def context_of(
         samples=samples,
         num_micro_batches=_micro_batches(plans.global_batch_size, samples),
     )
+
+
+def _dense_width(part: SubLayer) -> int:
+    """Feed-forward width that tensor parallelism splits; 0: none."""
+    if isinstance(part, MLP):
+        return part.ffn_hidden_size
+    return part.shared_ffn_hidden_size if isinstance(part, MixtureOfExperts) else 0
 
 
 def _micro_batches(global_batch_size: IntArray, samples: IntArray) -> IntArray:

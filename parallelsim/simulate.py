@@ -128,6 +128,14 @@ class Simulation:
         """See ``step_time_low_s``; shape [P]."""
         return self.step_time_s * self._interval_factor
 
+    def step_time_p95_s(self, index: int) -> float:
+        """Seconds of one plan's step where the busiest experts are as loaded as at the 95th
+        percentile of the model's ``load_cv``; ``step_time_s`` is the median.
+        """
+        skewed = self.model.with_load_quantile(0.95)
+        plan = self.plans.plan(index)
+        return float(simulate(skewed, self.cluster, self.framework, plan).step_time_s[0])
+
     @property
     def _interval_factor(self) -> FloatArray:
         return interval_factor(regime_of(self.cluster, self.framework), self.exposed_frac)
@@ -154,6 +162,8 @@ class Simulation:
         """
         plan = self.plans.plan(index)
         row: dict[str, Any] = {name: float(getattr(self, name)[index]) for name in RATES}
+        if self.model.has_experts:
+            row["step_time_p95_s"] = self.step_time_p95_s(index)
         row["regime"] = self.regime
         row["feasible"] = bool(self.feasible[index])
         row["reasons"] = reasons(int(self.reasons[index]))
@@ -268,7 +278,12 @@ def memory_per_stage(
     layers = by_stage(columns.layers)
     embedding = at_ends(ends.embedding_first, ends.embedding_last)
     head = np.ceil(at_ends(ends.head_first, ends.head_last))
-    stage = Stage(index, layers, by_stage(columns.recomputed), edges, embedding, head)
+    experts = held.experts
+    of_experts = np.zeros(plan.pp)
+    if experts is not None:
+        of_experts = at_ends(experts.first_parameters, experts.last_parameters)
+    again = by_stage(columns.recomputed)
+    stage = Stage(index, layers, again, edges, of_experts, embedding, head)
     memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
     terms = {
         f.name: np.broadcast_to(getattr(memory, f.name), plan.pp) for f in fields(MemoryBreakdown)

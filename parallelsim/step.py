@@ -12,8 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelsim.costs import CostTable
-from parallelsim.exposure import data_parallel_exposed, pipeline_transfer_time
-from parallelsim.memory import FP32, IS_FP32, States, most_parameters
+from parallelsim.exposure import DataParallel, data_parallel_exposed, pipeline_transfer_time
+from parallelsim.memory import (
+    FP32,
+    IS_FP32,
+    States,
+    most_expert_parameters,
+    most_parameters,
+)
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
@@ -46,6 +52,8 @@ class StepBreakdown:
     """The GPU waits for the CPU to launch kernels."""
     tp_exposed_s: FloatArray
     cp_exposed_s: FloatArray
+    ep_exposed_s: FloatArray
+    """Tokens sent to experts and back."""
     p2p_exposed_s: FloatArray
     bubble_s: FloatArray
     dp_exposed_s: FloatArray
@@ -66,6 +74,7 @@ class StepBreakdown:
             + self.host_s
             + self.tp_exposed_s
             + self.cp_exposed_s
+            + self.ep_exposed_s
             + self.p2p_exposed_s
             + self.bubble_s
             + self.dp_exposed_s
@@ -82,14 +91,14 @@ def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSe
     clock throttling, jitter.
     """
     layer_s, forward_s = table.layer_total_s[rows], table.layer.forward_s[rows]
-    edge, ends = table.edge, columns.ends
-    head, head_forward = edge.head_s[rows], edge.head_forward_s[rows]
-    embedding = edge.embedding_s[rows]
+    ends = columns.ends
+    head, head_forward, _ = head_seconds(table, rows)
+    embedding, embedding_forward, _ = embedding_seconds(table, rows)
     layers, again = columns.layers, columns.recomputed
     middle = np.ceil(layers.middle)  # where they are not equal, the fullest one sets the pace
     first = layers.first * layer_s + again.first * forward_s
     last = layers.last * layer_s + again.last * forward_s
-    forward_first = layers.first * forward_s + edge.embedding_forward_s[rows]
+    forward_first = layers.first * forward_s + embedding_forward
     return StageSeconds(
         first=first + (embedding * ends.embedding_first + head * ends.head_first),
         middle=middle * layer_s + again.middle * forward_s,
@@ -108,11 +117,11 @@ def chunk_seconds(table: CostTable, rows: IntArray, plans: PlanBatch) -> ChunkSe
     """
     layers = chunk_layers(table.model.num_layers, plans)
     layers = layers._replace(middle=np.ceil(layers.middle))
-    layer, edge = table.layer, table.edge
+    layer = table.layer
     forward, weight = layer.forward_s[rows], layer.weight_s[rows]
     rest = table.layer_total_s[rows] - forward - weight
 
-    def stage(count: FloatArray, edge_s: tuple[FloatArray | float, ...]) -> Operations:
+    def stage(count: FloatArray, edge_s: EdgeParts) -> Operations:
         again = recomputed_layers(count * plans.vpp, plans) / plans.vpp
         return Operations(
             count * forward + edge_s[0],
@@ -120,15 +129,42 @@ def chunk_seconds(table: CostTable, rows: IntArray, plans: PlanBatch) -> ChunkSe
             count * weight + edge_s[2],
         )
 
-    embedding_forward, head_forward = edge.embedding_forward_s[rows], edge.head_forward_s[rows]
-    head_weight = edge.head_weight_s[rows]
-    embedding = (embedding_forward, edge.embedding_s[rows] - embedding_forward, 0.0)
-    head = (head_forward, edge.head_s[rows] - head_forward - head_weight, head_weight)
+    def edge(total: FloatArray, forward: FloatArray, weight: FloatArray | float) -> EdgeParts:
+        return forward, total - forward - weight, weight
+
     return ChunkSeconds(
-        stage(layers.first, embedding),
+        stage(layers.first, edge(*embedding_seconds(table, rows))),
         stage(layers.middle, (0.0, 0.0, 0.0)),
-        stage(layers.last, head),
+        stage(layers.last, edge(*head_seconds(table, rows))),
     )
+
+
+EdgeParts = tuple[FloatArray | float, FloatArray | float, FloatArray | float]
+
+
+def embedding_seconds(
+    table: CostTable, rows: IntArray
+) -> tuple[FloatArray, FloatArray, FloatArray | float]:
+    """(both passes, forward, weight gradients) of what the first stage has beyond its layers: the
+    embedding, and what leading layers cost more than others.
+    """
+    both, forward = table.edge.embedding_s[rows], table.edge.embedding_forward_s[rows]
+    if table.first is None:
+        return both, forward, 0.0
+    more = table.first
+    return both + more.total_s[rows], forward + more.forward_s[rows], more.weight_s[rows]
+
+
+def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(both passes, forward, weight gradients) of what the last stage has beyond its layers: the
+    head, and the layers of multi-token prediction.
+    """
+    edge, more = table.edge, table.last
+    both, forward, weight = edge.head_s[rows], edge.head_forward_s[rows], edge.head_weight_s[rows]
+    if more is None:
+        return both, forward, weight
+    both = both + more.total_s[rows]
+    return both, forward + more.forward_s[rows], weight + more.weight_s[rows]
 
 
 def schedule_seconds(
@@ -159,15 +195,29 @@ def step_breakdown(
     edge_first = embedding * ends.embedding_first + head * ends.head_first
     edge_last = embedding * ends.embedding_last + head * ends.head_last
     again = of_slowest(*columns.recomputed) * m * layer.forward_s[rows]
+
+    def of_layers(name: str) -> FloatArray:
+        """Of the slowest stage's layers, with leading and multi-token-prediction ones."""
+        seconds: FloatArray = layers * getattr(layer, name)[rows]
+        if table.first is None and table.last is None:
+            return seconds
+        more = [0.0 if x is None else getattr(x, name)[rows] for x in (table.first, table.last)]
+        on_ends = (
+            more[0] * ends.embedding_first + more[1] * ends.head_first,
+            more[0] * ends.embedding_last + more[1] * ends.head_last,
+        )
+        return seconds + m * of_slowest(on_ends[0], 0.0, on_ends[1])
+
     return StepBreakdown(
-        gemm_s=layers * layer.gemm_s[rows],
-        attention_s=layers * layer.attention_s[rows],
-        memory_bound_s=layers * layer.memory_bound_s[rows],
+        gemm_s=of_layers("gemm_s"),
+        attention_s=of_layers("attention_s"),
+        memory_bound_s=of_layers("memory_bound_s"),
         head_s=m * of_slowest(edge_first, 0.0, edge_last),
-        recompute_s=again + layers * layer.selective_s[rows],
-        host_s=layers * layer.host_s[rows],
-        tp_exposed_s=layers * layer.tp_exposed_s[rows],
-        cp_exposed_s=layers * layer.cp_exposed_s[rows],
+        recompute_s=again + of_layers("selective_s"),
+        host_s=of_layers("host_s"),
+        tp_exposed_s=of_layers("tp_exposed_s"),
+        cp_exposed_s=of_layers("cp_exposed_s"),
+        ep_exposed_s=of_layers("ep_exposed_s"),
         p2p_exposed_s=tail.p2p_s,
         bubble_s=tail.bubble_s,
         dp_exposed_s=tail.dp_s,
@@ -227,22 +277,32 @@ def after_stages(
     fp8 = IS_FP8[plans.precision]
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
-    reduce_s, gather_s = data_parallel_exposed(
-        framework.overlap,
-        table.network,
-        num_ranks=holders,
-        stride=plans.tp,
-        gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * parameters,
-        parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * parameters,
-        zero=plans.zero,
-        overlap_grad_reduce=plans.overlap_grad_reduce,
-        overlap_param_gather=plans.overlap_param_gather,
-        micro_batch_s=pipeline.steady_s / m,
-        window=window,
-        num_micro_batches=m,
-    )
-    dp = reduce_s + gather_s
+
+    def synchronized(held: FloatArray, ranks: FloatArray, stride: IntArray) -> DataParallel:
+        return data_parallel_exposed(
+            framework.overlap,
+            table.network,
+            num_ranks=ranks,
+            stride=stride,
+            gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * held,
+            parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * held,
+            zero=plans.zero,
+            overlap_grad_reduce=plans.overlap_grad_reduce,
+            overlap_param_gather=plans.overlap_param_gather,
+            micro_batch_s=pipeline.steady_s / m,
+            window=window,
+            num_micro_batches=m,
+        )
+
+    reduce_s, gather_s = synchronized(parameters, holders, plans.tp)
     optimizer = optimizer_time(table, parameters, holders, plans.zero, fp8)
+    if held.experts is not None:
+        of_experts, ranks = most_expert_parameters(held.experts, columns), held.experts.replicas
+        ranks = ranks * columns.ends.copies
+        more = synchronized(of_experts, ranks, plans.ep * plans.etp)
+        reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
+        optimizer = optimizer + optimizer_time(table, of_experts, ranks, plans.zero, fp8)
+    dp = reduce_s + gather_s
     per_micro_batch = framework.host.micro_batch_s * m
     busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
     overlap = framework.overlap

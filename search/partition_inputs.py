@@ -21,6 +21,7 @@ from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan, PlanBatch
 from parallelsim.simulate import DEFAULT_MEMORY_LIMIT
 from parallelsim.stages import plan_columns
+from parallelsim.step import head_seconds
 
 
 def partition_problem(
@@ -44,7 +45,8 @@ def partition_problem(
         layer: _one_kind(model, layer, cluster, framework, batch) for layer, _ in model.layer_kinds
     }
     layers = LayerItems(*np.array([kinds[layer] for layer in model.layers]).T)
-    table = CostTable(model, cluster, framework, batch)
+    edges = replace(model, blocks=(Block(1, model.layers[-1:]),))
+    table = CostTable(edges, cluster, framework, batch)
     rows, columns = table.rows(batch), plan_columns(model.num_layers, batch)
     held, saved = states(table, rows, batch, columns), activations(table, rows)
     facts, edge = framework.memory, table.edge
@@ -53,7 +55,8 @@ def partition_problem(
     gathered = spread * float(saved.gathered_bytes[0])
     first, last = float(held.first_parameters[0]), float(held.last_parameters[0])
     per_parameter, step = _state_bytes(held), _step_bytes(framework, plan)
-    embedding_forward, head_forward = float(edge.embedding_forward_s[0]), edge.head_forward_s[0]
+    embedding_forward = float(edge.embedding_forward_s[0])
+    head_s, head_forward, _ = (float(seconds[0]) for seconds in head_seconds(table, rows))
     return PartitionProblem(
         layers=layers,
         pp=plan.pp,
@@ -68,9 +71,10 @@ def partition_problem(
             step_bytes=step * first,
         ),
         last=EdgeItem(
-            forward_s=float(head_forward),
-            backward_s=float(edge.head_s[0] - head_forward),
-            state_bytes=per_parameter * last,
+            forward_s=head_forward,
+            backward_s=head_s - head_forward,
+            state_bytes=per_parameter * last + _expert_bytes(held, "last_parameters"),
+            saved_bytes=spread * float(np.max(saved.last_bytes)),
             transient_bytes=spread * float(saved.loss_bytes[0]) + gathered,
             step_bytes=step * last,
         ),
@@ -99,7 +103,7 @@ def _one_kind(
             forward,
             float(table.layer_total_s[0]) - forward,
             forward,
-            _state_bytes(held) * parameters,
+            _state_bytes(held) * parameters + _expert_bytes(held, "layer_parameters"),
             spread * float(table.layer.saved_bytes[0]),
             spread * float(table.edge.checkpoint_bytes[0]),
             _step_bytes(framework, batch.plan(0)) * parameters,
@@ -111,6 +115,15 @@ def _state_bytes(held: States) -> float:
     """Resident bytes of a parameter with its gradient and optimizer."""
     parts = (held.parameter_bytes, held.gradient_bytes, held.optimizer_bytes)
     return sum(float(np.max(part)) for part in parts)
+
+
+def _expert_bytes(held: States, name: str) -> float:
+    """Resident bytes of routed experts: those of a layer, or of an end of the model."""
+    experts = held.experts
+    if experts is None:
+        return 0.0
+    each = experts.parameter_bytes + experts.gradient_bytes + experts.optimizer_bytes
+    return float(np.max(each * getattr(experts, name)))
 
 
 def _step_bytes(framework: FrameworkSpec, plan: Plan) -> float:

@@ -77,6 +77,8 @@ def degrees(plan: Plan) -> str:
     parts = [f"tp {plan.tp}"]
     parts += [f"cp {plan.cp}"] if plan.cp > 1 else []
     parts += [f"pp {plan.pp}" + (f" (vpp {plan.vpp})" if plan.vpp > 1 else "")]
+    parts += [f"ep {plan.ep}"] if plan.ep > 1 else []
+    parts += [f"etp {plan.etp}"] if plan.etp > 1 else []
     parts += [f"dp {plan.dp}", f"micro-batch {plan.micro_batch_size}"]
     parts += [f"recompute {plan.recompute_label}"] if plan.recompute != "none" else []
     return ", ".join(parts)

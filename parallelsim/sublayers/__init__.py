@@ -1,0 +1,55 @@
+"""What each kind of sub-layer asks of one rank: shapes, bytes, parameters, saved tensors.
+
+:func:`work` turns a sub-layer of the model into a :class:`Work`; ``costs`` turns works into
+seconds. A new kind is one more file here and one more line in ``_KINDS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from parallelsim.cluster import AcceleratorSpec
+from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import (
+    MLP,
+    Attention,
+    LatentAttention,
+    Layer,
+    MixtureOfExperts,
+    StateSpace,
+    SubLayer,
+)
+from parallelsim.model import ModelSpec
+from parallelsim.operators import OperatorKeys
+from parallelsim.sublayers.attention import attention_work
+from parallelsim.sublayers.experts import experts_work
+from parallelsim.sublayers.latent_attention import latent_attention_work
+from parallelsim.sublayers.mlp import mlp_work
+from parallelsim.sublayers.state_space import state_space_work
+from parallelsim.sublayers.work import Exchange, Place, Work
+
+__all__ = ["Exchange", "Work", "work"]
+
+_KINDS: dict[type, Callable[[Any, Place], Work]] = {
+    Attention: attention_work,
+    LatentAttention: latent_attention_work,
+    StateSpace: state_space_work,
+    MLP: mlp_work,
+    MixtureOfExperts: experts_work,
+}
+
+
+def work(
+    model: ModelSpec,
+    layer: Layer,
+    part: SubLayer,
+    framework: FrameworkSpec,
+    accelerator: AcceleratorSpec,
+    keys: OperatorKeys,
+) -> Work:
+    """The work of one sub-layer of ``layer`` on one rank for one micro-batch.
+
+    Arrays have shape [K].
+    """
+    return _KINDS[type(part)](part, Place(model, layer, framework, accelerator, keys))

@@ -1,0 +1,145 @@
+"""Mixture of experts: router, dispatch, grouped GEMMs, combine, and the shared expert.
+
+Symbols: T_r = T/sp tokens of a rank, K = top_k, E experts, f_e expert width, iota load of the
+busiest rank over the mean. The rank's experts take T_k = T_r K etp iota copies of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+
+from parallelsim.layers import MixtureOfExperts
+from parallelsim.operators import IS_FP8, FloatArray, Gemm, GroupedGemm
+from parallelsim.sublayers.mlp import mlp_work
+from parallelsim.sublayers.work import (
+    Exchange,
+    Place,
+    Work,
+    residual_stream,
+    spared_bytes,
+    with_own,
+)
+
+PERMUTE_FACTOR = 1.55
+"""Measured over counted bytes of permuting tokens (docs/equations.md T15)."""
+FP8_PASSES = (1.5, 3.0)
+"""Bytes that quantising expert inputs moves for each element, forward and backward (T15)."""
+MEMORY_QUANTILE = 0.95
+"""Of the busiest rank's load, for which memory has to last."""
+ROUTER_BYTES = 40.0
+"""Moved for each token and expert by softmax, top-k, sort and auxiliary loss (T15)."""
+
+
+def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
+    """Everything of one mixture-of-experts sub-layer on one rank (docs/equations.md T15).
+
+    Grouped GEMMs of E/ep experts, (m_e, g f_e/etp, h) and (m_e, h, f_e/etp) with m_e = T_k ep/E;
+    the router (T_r, E, h) in 16 bits. Moved forward 1.55 x 4 h (T_r + T_k) + 6 T_k f_e/etp + 40
+    T_r E, backward 10 for 6 and 60 for 40, and with fp8 1.5 and 3 T_k (h + f_e/etp). Saved
+    T_k (6 h + 6 f_e/etp) + 8 T_r E. With a capacity factor each expert takes that many times its
+    even share at most, and padding fills it.
+    """
+    model, keys, tokens = place.model, place.keys, place.tokens / place.keys.sequence_shards
+    etp, ep = keys.etp.astype(np.float64), keys.ep.astype(np.float64)
+    width = experts.expert_width(model.hidden_size)
+    even = tokens * experts.top_k * etp
+    copies = even * _load(experts, ep, experts.load_quantile)
+    kept = even * _load(experts, ep, MEMORY_QUANTILE)
+    local, ffn = experts.num_experts / ep, experts.ffn_hidden_size / etp
+    up = ffn * (2 if experts.gated else 1)
+    rows, wide = copies / local, np.full_like(tokens, width)
+    grouped = (GroupedGemm(local, rows, up, wide), GroupedGemm(local, rows, wide, ffn))
+    hidden = np.full_like(tokens, model.hidden_size)
+    router_gemm = Gemm(tokens, np.full_like(tokens, experts.num_experts), hidden)
+    gemms: tuple[Gemm, ...] = ()
+    if experts.latent_size:
+        gemms = (Gemm(tokens, wide, hidden), Gemm(tokens, hidden, wide))
+    permuted = PERMUTE_FACTOR * 4.0 * width * (tokens + copies)
+    router = ROUTER_BYTES * tokens * experts.num_experts
+    cast = np.where(IS_FP8[keys.precision], copies * (width + ffn), 0.0)
+    activation = copies * ffn * (1.0 if experts.gated else 2 / 3)
+    dense = experts.dense_parameters(model.hidden_size)
+    shared = mlp_work(experts.shared, place) if experts.shared else None
+    if shared is not None and experts.shared is not None:
+        dense = dense - experts.shared.num_parameters(model.hidden_size)
+    saved = kept * (6.0 * width + 6.0 * ffn) + 8.0 * tokens * experts.num_experts
+    element = keys.element_bytes * width
+    own = with_own(
+        residual_stream(place),
+        place,
+        saved - spared_bytes(place, kept * (width + ffn)),
+        forward_bytes=place.width * (permuted + router + 6.0 * activation),
+        backward_bytes=place.width * (permuted + 1.5 * router + 10.0 * activation),
+        cast_forward_bytes=FP8_PASSES[0] * cast,
+        cast_backward_bytes=FP8_PASSES[1] * cast,
+        parameters=np.full_like(tokens, float(dense)),
+        gemms=gemms,
+        gemms_16_bit=(router_gemm,),
+        grouped_gemms=grouped,
+        expert_parameters=_rank_expert_parameters(experts, width, local, etp),
+        host_share=0.0,
+        num_local_experts=local,
+        exchange=Exchange(
+            token_bytes=element * tokens,
+            copies=float(experts.top_k),
+            node_share=min(experts.group_top_k / experts.num_groups, 1.0),
+            expert_copies_bytes=element * copies,
+        ),
+    )
+    return own if shared is None else _with_shared(own, shared, place)
+
+
+def busiest_load(
+    load_cv: float, num_local: FloatArray, ep: FloatArray, quantile: float
+) -> FloatArray:
+    """Load of the busiest of ``ep`` ranks over the mean, at a quantile q: 1 + z c / sqrt(n).
+
+    With n experts a rank whose loads vary by c = ``load_cv`` (standard deviation over mean), a
+    rank's load is normal with deviation c / sqrt(n), and z = Phi^-1(q^(1/ep)) is the quantile of
+    the largest of ep of them. Neglects correlated experts; the skew lasts through a step, so that
+    it does not average out over layers and micro-batches.
+    """
+    spread = load_cv / np.sqrt(np.maximum(num_local, 1.0))
+    ranks, position = np.unique(np.maximum(ep, 1.0), return_inverse=True)
+    normal = NormalDist()
+    z = np.array([normal.inv_cdf(quantile ** (1.0 / n)) if n > 1 else 0.0 for n in ranks.tolist()])
+    # One rank cannot get more than all tokens of the group, nor the busiest less than the mean.
+    load: FloatArray = np.clip(1.0 + spread * z[position], 1.0, np.maximum(ep, 1.0))
+    return load
+
+
+def _load(experts: MixtureOfExperts, ep: FloatArray, quantile: float) -> FloatArray:
+    if experts.capacity_factor is not None:
+        return np.full_like(ep, experts.capacity_factor)
+    if experts.load_cv == 0.0:
+        return np.ones_like(ep)
+    return busiest_load(experts.load_cv, experts.num_experts / ep, ep, quantile)
+
+
+def _rank_expert_parameters(
+    experts: MixtureOfExperts, width: int, local: FloatArray, etp: FloatArray
+) -> FloatArray:
+    """Of the rank's experts: matrices over etp, the down projection's bias on every rank."""
+    num_up = 2 if experts.gated else 1
+    matrices = (num_up + 1) * width * experts.ffn_hidden_size / etp
+    biases = experts.bias * (num_up * experts.ffn_hidden_size / etp + width)
+    return local * (matrices + biases)
+
+
+def _with_shared(own: Work, shared: Work, place: Place) -> Work:
+    """The shared expert beside the routed ones, inside the same residual stream."""
+    stream = residual_stream(place)
+    return replace(
+        own,
+        forward_bytes=own.forward_bytes + shared.forward_bytes - stream.forward_bytes,
+        backward_bytes=own.backward_bytes + shared.backward_bytes - stream.backward_bytes,
+        cast_forward_bytes=own.cast_forward_bytes + shared.cast_forward_bytes,
+        cast_backward_bytes=own.cast_backward_bytes + shared.cast_backward_bytes,
+        parameters=own.parameters + shared.parameters - stream.parameters,
+        saved_bytes=own.saved_bytes + shared.saved_bytes - stream.saved_bytes,
+        gemms=own.gemms + shared.gemms,
+        tp_regions=shared.tp_regions,
+    )

@@ -1,0 +1,47 @@
+"""Feed-forward networks of two matrices, or three when gated."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parallelsim.layers import MLP
+from parallelsim.operators import Gemm
+from parallelsim.sublayers.work import (
+    Cast,
+    Place,
+    Work,
+    cast_bytes,
+    gathered_input_bytes,
+    residual_stream,
+    spared_bytes,
+    with_own,
+)
+
+
+def mlp_work(mlp: MLP, place: Place) -> Work:
+    """Up projection, activation and down projection of one rank.
+
+    GEMMs (T, g f/tp, h) with g = 2 if gated, and (T, h, f/tp). The activation moves T f/tp (6 gated
+    | 4) bytes forward, (10 gated | 6) backward. Saved 4 f/tp plain, 6 or 8 f/tp gated.
+    """
+    h, tokens, tp = place.model.hidden_size, place.tokens, place.tp
+    memory = place.framework.memory
+    ffn = mlp.ffn_hidden_size / tp
+    up = ffn * (2 if mlp.gated else 1)
+    hidden = np.full_like(tokens, h)
+    cast_f, cast_b = cast_bytes(place, Cast(ffn, up))
+    kept = memory.mlp_bytes_gated if mlp.gated else memory.mlp_bytes_plain
+    saved = tokens * kept * ffn + gathered_input_bytes(place)
+    saved = saved - spared_bytes(place, tokens * (h / place.keys.sequence_shards + ffn))
+    return with_own(
+        residual_stream(place),
+        place,
+        saved,
+        forward_bytes=place.width * tokens * ffn * (6.0 if mlp.gated else 4.0),
+        backward_bytes=place.width * tokens * ffn * (10.0 if mlp.gated else 6.0),
+        cast_forward_bytes=cast_f,
+        cast_backward_bytes=cast_b,
+        parameters=h * up + h * ffn + mlp.bias * (up + h),
+        gemms=(Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn)),
+        tp_regions=place.tp_region,
+    )

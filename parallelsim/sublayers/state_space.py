@@ -1,0 +1,63 @@
+"""Mamba-2 mixers (arXiv:2405.21060): projections, short convolution, chunked scan, gated norm."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parallelsim.layers import StateSpace
+from parallelsim.operators import Gemm
+from parallelsim.sublayers.work import (
+    Cast,
+    Place,
+    Work,
+    cast_bytes,
+    gathered_input_bytes,
+    residual_stream,
+    spared_bytes,
+    with_own,
+)
+
+SCAN_PASSES = (6.0, 14.0)
+"""Times that the scan's kernels touch values, B and C, forward and backward: chunk states, state
+passing, chunk scan and their gradients. Counted from the kernels of arXiv:2405.21060's
+implementation, not measured."""
+
+
+def state_space_work(mixer: StateSpace, place: Place) -> Work:
+    """Input projection, convolution, scan, gated norm and output projection of one rank.
+
+    GEMMs (T, (2 i + 2 g n + a)/tp, h) and (T, h, i/tp) with i inner width, g groups, n states. The
+    scan's products inside a chunk of c tokens are (T, c/2, n) for each group and (T, i, c/2), those
+    of the chunk states twice (T, i, n); its passes move ``SCAN_PASSES`` x 2 T (i + 2 g n)/tp bytes.
+    Saved 2 (3 i + 2 (i + 2 g n))/tp bytes a token. Neglects: tile effects of the scan's kernels.
+    """
+    h, tokens, tp = place.model.hidden_size, place.tokens, place.tp
+    inner, conv = mixer.inner_width / tp, mixer.conv_width / tp
+    into = inner + conv + mixer.num_heads / tp
+    hidden = np.full_like(tokens, h)
+    state = np.full_like(tokens, mixer.state_size)
+    half = np.full_like(tokens, min(mixer.chunk_size, place.seq_length) / 2)
+    scan = (
+        Gemm(tokens, half * mixer.num_groups / tp, state),
+        Gemm(tokens, inner, half),
+        Gemm(tokens, inner, 2 * state),
+    )
+    forward, backward = (2.0 * passes * tokens * conv for passes in SCAN_PASSES)
+    norm = 8.0 * tokens * inner
+    convolution = 4.0 * tokens * conv
+    cast_f, cast_b = cast_bytes(place, Cast(inner, into))
+    saved = 2.0 * tokens * (3 * inner + 2 * conv) + gathered_input_bytes(place)
+    saved = saved - spared_bytes(place, tokens * (h / place.keys.sequence_shards + inner))
+    kernel = conv * (mixer.conv_kernel + mixer.conv_bias)
+    return with_own(
+        residual_stream(place),
+        place,
+        saved,
+        forward_bytes=place.width * (forward + norm + convolution),
+        backward_bytes=place.width * (backward + 1.5 * norm + 2 * convolution),
+        cast_forward_bytes=cast_f,
+        cast_backward_bytes=cast_b,
+        parameters=h * into + inner * h + kernel + 3 * mixer.num_heads / tp + inner,
+        gemms=(Gemm(tokens, into, hidden), Gemm(tokens, hidden, inner), *scan),
+        tp_regions=place.tp_region,
+    )

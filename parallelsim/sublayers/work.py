@@ -1,0 +1,191 @@
+"""The record that every kind of sub-layer fills, and the residual stream that all of them share.
+
+Symbols: T = micro_batch_size * s / cp tokens of a rank; sp = tp with sequence parallelism, else 1;
+h hidden size. Byte counts are those of 16-bit tensors, doubled in fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from parallelsim.cluster import AcceleratorSpec
+from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import Layer
+from parallelsim.model import ModelSpec
+from parallelsim.operators import (
+    CURRENT_SCALING,
+    IS_FP8,
+    AttentionCore,
+    FloatArray,
+    Gemm,
+    GroupedGemm,
+    OperatorKeys,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Tokens sent to their experts and back, once forward and once backward each; shape [K]."""
+
+    token_bytes: FloatArray
+    """Of the tokens of this rank, one copy of each."""
+    copies: float
+    """Experts that each token is sent to."""
+    node_share: float
+    """Of the groups of experts, those that one token may be sent to: where groups are nodes, the
+    share of the nodes that it reaches at most.
+    """
+    expert_copies_bytes: FloatArray
+    """Of the copies that the rank's experts take, before they are split over etp."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What one sub-layer asks of one rank for one micro-batch; float64 arrays of shape [K]."""
+
+    forward_bytes: FloatArray
+    """Moved by norms, residuals, activations, RoPE and the like."""
+    backward_bytes: FloatArray
+    cast_forward_bytes: FloatArray
+    """Moved by casts to fp8, where the precision has them."""
+    cast_backward_bytes: FloatArray
+    parameters: FloatArray
+    """On the rank, without routed experts."""
+    saved_bytes: FloatArray
+    """Kept from forward to backward."""
+    gemms: tuple[Gemm, ...] = ()
+    gemms_16_bit: tuple[Gemm, ...] = ()
+    """Those that never run in fp8."""
+    grouped_gemms: tuple[GroupedGemm, ...] = ()
+    core: AttentionCore | None = None
+    expert_parameters: FloatArray | float = 0.0
+    """Of routed experts: other ranks hold copies of them than of the rest."""
+    tp_regions: float = 0.0
+    """Tensor-parallel regions: an input gathered, an output reduced; half of one where attention
+    and MLP share it.
+    """
+    host_share: float = 0.5
+    """Launches, as a share of those of a dense layer."""
+    num_local_experts: FloatArray | float = 0.0
+    """Whose kernels are launched one by one."""
+    exchange: Exchange | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where a sub-layer stands: its model, layer, software, and the plan fields of the shapes."""
+
+    model: ModelSpec
+    layer: Layer
+    framework: FrameworkSpec
+    accelerator: AcceleratorSpec
+    keys: OperatorKeys
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens of a sequence in this layer."""
+        return self.layer.seq_length or self.model.seq_length
+
+    @property
+    def tokens(self) -> FloatArray:
+        """T, tokens of one micro-batch on one rank."""
+        return self.keys.micro_batch_size * float(self.seq_length) / self.keys.cp
+
+    @property
+    def tp(self) -> FloatArray:
+        """Tensor-parallel ranks, as floats."""
+        tp: FloatArray = self.keys.tp.astype(np.float64)
+        return tp
+
+    @property
+    def tp_region(self) -> float:
+        """One region, or half of one where attention and MLP share it."""
+        return 0.5 if self.layer.parallel else 1.0
+
+    @property
+    def width(self) -> FloatArray:
+        """Bytes of an element over 2: 1, or 2 in fp32."""
+        return self.keys.element_bytes / 2
+
+    @property
+    def dropout(self) -> float:
+        """1.0 where the sub-layer's output is dropped out."""
+        return float(self.model.hidden_dropout > 0)
+
+
+def residual_stream(place: Place) -> Work:
+    """Norm, residual addition and dropout around a sub-layer; its parameters are the norms'.
+
+    Moved forward T h (6 + 4 n + [dropout])/sp, backward T h (7 + 4 n + [dropout])/sp bytes with n
+    norms; an unfused RMSNorm adds 44 and 72. Saved 4 n h/sp bytes a token, fp32 copies of an eager
+    RMSNorm, and a dropout mask (arXiv:2205.05198 section 4.1, docs/equations.md T4 and M).
+    """
+    model, layer, memory = place.model, place.layer, place.framework.memory
+    norms = layer.num_norms / len(layer.sublayers)
+    hidden = place.tokens * model.hidden_size / place.keys.sequence_shards
+    moved = 4.0 * norms + place.dropout
+    eager = model.norm == "rmsnorm"
+    unfused = float(eager and not place.framework.compute.fused_rmsnorm)
+    kept = 4.0 * norms + place.dropout + eager * memory.unfused_norm_bytes / 2
+    zeros = np.zeros_like(hidden)
+    return Work(
+        forward_bytes=place.width * hidden * (6.0 + moved + 44.0 * unfused),
+        backward_bytes=place.width * hidden * (7.0 + moved + 72.0 * unfused),
+        cast_forward_bytes=zeros,
+        cast_backward_bytes=zeros,
+        parameters=np.full_like(hidden, norms * model.norm_parameters()),
+        saved_bytes=place.width * hidden * kept,
+    )
+
+
+def with_own(stream: Work, place: Place, saved_bytes: FloatArray, **own: object) -> Work:
+    """The sub-layer's own work on top of its residual stream; ``saved_bytes`` of 16-bit tensors."""
+    added = {
+        name: getattr(stream, name) + value
+        for name, value in own.items()
+        if name in ("forward_bytes", "backward_bytes", "parameters")
+    }
+    kept = stream.saved_bytes + place.width * saved_bytes
+    return replace(stream, saved_bytes=kept, **{**own, **added})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cast:
+    """Elements that a region's casts to fp8 see, for each token of the rank."""
+
+    forward: FloatArray
+    """Of the input of the second GEMM."""
+    backward: FloatArray
+    """Of the gradient of the first GEMM's output."""
+
+
+def cast_bytes(place: Place, cast: Cast) -> tuple[FloatArray, FloatArray]:
+    """Bytes that casts to fp8 move in one tensor-parallel region, forward and backward, before the
+    factor of ``compute`` (docs/equations.md T4).
+
+    forward  4 x_f [attention alone] + 2 h [tp > 1, gathers in 16 bit] + [current] 2 (h/sp + x_f)
+    backward 4 x_b + 4 h/sp + the same gather + [current] 2 (h/sp + x_b)
+    """
+    keys, h = place.keys, place.model.hidden_size
+    hidden = h / keys.sequence_shards
+    in_16_bit = place.accelerator.architecture == "hopper"
+    gather = 2.0 * h * ((keys.tp > 1) & in_16_bit)
+    current = CURRENT_SCALING[keys.precision]
+    forward = gather + current * 2.0 * (hidden + cast.forward)
+    backward = 4.0 * cast.backward + 4.0 * hidden + gather
+    backward = backward + current * 2.0 * (hidden + cast.backward)
+    return place.tokens * forward, place.tokens * backward
+
+
+def spared_bytes(place: Place, elements: FloatArray) -> FloatArray:
+    """Bytes that fp8 GEMM inputs save over 16-bit ones; ``elements`` of one micro-batch."""
+    fp8_bytes = place.framework.memory.fp8_input_bytes
+    return np.where(IS_FP8[place.keys.precision], 2.0 - fp8_bytes, 0.0) * elements
+
+
+def gathered_input_bytes(place: Place) -> FloatArray:
+    """Inputs of one tensor-parallel region kept gathered for the backward pass: 2 T h bytes."""
+    kept = np.where(place.keys.sequence_parallel > 0, 2.0 * place.model.hidden_size, 0.0)
+    return place.tokens * kept * place.framework.memory.keeps_gathered_input
