@@ -101,7 +101,7 @@ def test_chunks_cost_what_their_blocks_cost():
 
 def test_an_encoder_decoder_counts_both_sequences():
     h, width, ffn, vocab, heads, d = 1024, 16384, 65536, 32128, 128, 128
-    source, target = 512, 114
+    source, target = 512, 128
     encoder = 6 * source * (4 * h * width + 2 * h * ffn) + 12 * heads * d * source**2
     own = 6 * target * 4 * h * width + 12 * heads * d * target**2 / 2
     cross = 6 * target * 2 * h * width + 6 * source * 2 * h * width

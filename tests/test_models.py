@@ -177,7 +177,7 @@ def test_a_file_is_named_after_its_model(name):
         ("deepseek-v3", 4096, 15_360 * 4096),
         ("kimi-k2", 4096, 64 * 2**20),
         ("nemotron-h-56b", 8192, 768 * 8192),
-        ("t5-11b", 114, 2048 * 114),
+        ("t5-11b", 128, 2048 * 128),
     ],
 )
 def test_training_defaults_are_those_of_the_source(name, seq_length, tokens):
