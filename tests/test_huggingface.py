@@ -278,7 +278,7 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 10000"),
         ({"num_attention_heads": 33}, "33 heads do not divide hidden size 4096"),
         ({"num_key_value_heads": 7}, "32 heads cannot share 7"),
-        ({"hidden_act": "relu"}, "hidden_act: 'relu' is not known"),
+        ({"hidden_act": "mish"}, "hidden_act: 'mish' is not known"),
         ({"attention_dropout": 1.5}, "attention_dropout: expected a number in [0, 1)"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
         (

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from parallelsim.catalog import OVERRIDES, load_model, model_names
 from parallelsim.errors import OutputError, ParallelSimError, SpecError, UnknownNameError
 from parallelsim.layer_checks import LIMITS
+from parallelsim.report.specs import MODEL_VIEW
 from parallelsim.schemas_build import build_model
 from parallelsim.schemas_model import checked_model
 from parallelsim.yaml_io import dump_yaml, parse_yaml
@@ -175,7 +177,7 @@ def test_a_file_is_named_after_its_model(name):
         ("deepseek-v3", 4096, 15_360 * 4096),
         ("kimi-k2", 4096, 64 * 2**20),
         ("nemotron-h-56b", 8192, 768 * 8192),
-        ("t5-11b", 114, 2048 * 114),
+        ("t5-11b", 128, 2048 * 128),
     ],
 )
 def test_training_defaults_are_those_of_the_source(name, seq_length, tokens):
@@ -573,3 +575,50 @@ def test_importing_the_catalogue_reads_no_heavy_library():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama3-8b", ["32 layers with attention: 32 heads of 128, 8 key/value heads"]),
+        (
+            "deepseek-v3",
+            [
+                "37,552,297,472 active for a token (36,625,618,432 without the embedding)",
+                "61 layers with latent attention: 128 heads of 128+64/128",
+                "58 layers with experts: 8 of 256, each 2048 wide, gated silu, sigmoid router",
+                "1 multi-token-prediction module: 11,610,068,224 parameters more",
+            ],
+        ),
+        ("gpt-oss-20b", ["over a window of 128 tokens, sinks"]),
+        ("llama4-scout", ["in chunks of 8192 tokens", "shared experts 8192 wide"]),
+        ("nemotron-h-8b", ["24 layers with a Mamba-2 mixer: 128 heads of 64, 128 states"]),
+        ("t5-11b", ["bidirectional attention", "over 512 tokens of the encoder"]),
+    ],
+)
+def test_a_model_is_shown_in_words(name, words):
+    shown = "\n".join(MODEL_VIEW.details(name, load_model(name)))
+    assert [each for each in words if each not in shown] == []
+    assert "sources:" in shown
+
+
+def test_adapters_are_shown():
+    model = load_model("llama2-70b", {"lora_rank": 16, "lora_targets": "linear_qkv+linear_proj"})
+    line = "LoRA of rank 16 on linear_qkv, linear_proj: 44,564,480 parameters are trained"
+    assert line in "\n".join(MODEL_VIEW.summary(model))
+
+
+def test_the_list_has_active_parameters_and_experts():
+    row = MODEL_VIEW.row(load_model("deepseek-v3"))
+    assert row[:3] == ["deepseek-v3", "671 B", "37.6 B"]
+    assert {"MLA 128", "8 of 256 + shared"} < set(row)
+    assert MODEL_VIEW.row(load_model("llama3-8b"))[2] == "all"
+    assert "32/8 + Mamba" in MODEL_VIEW.row(load_model("nemotron-h-8b"))
+
+
+def test_the_example_of_the_documentation_loads():
+    text = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    model = loaded(parse_yaml(text.split("```yaml\n")[1].split("```")[0], "docs/models.md"))
+    assert model.num_layers == 24
+    assert model.num_active_parameters < model.num_parameters
+    assert model.lora.rank == 16
