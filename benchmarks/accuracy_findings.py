@@ -87,7 +87,11 @@ def measure(table: str) -> Findings:
     data = residuals(validation.scored)
     exchanged = exchanged_residuals(table)
     sources = tuple(dict.fromkeys(row.group for row in validation.scored if row.run.oom))
-    judged = [row for row in validation.scored if row.group in sources and row.run.oom is not None]
+    judged = [
+        row
+        for row in validation.scored
+        if row.group in sources and row.run.oom is not None and row.is_judged
+    ]
     use = np.array([row.memory_use_frac for row in judged])
     failed = np.array([bool(row.run.oom) for row in judged])
     group = np.array([row.group for row in judged])

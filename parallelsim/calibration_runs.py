@@ -12,10 +12,10 @@ from parallelsim.catalog import load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import SpecError
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan, PlanBatch
+from parallelsim.plan import Plan
 from parallelsim.planfile import PlanDocument, read_document
-from parallelsim.rules import broken_rules, reasons
-from parallelsim.runlogs import RunLog, read_log
+from parallelsim.rules import explain
+from parallelsim.runlogs import RunLog, contradicts, read_log
 from parallelsim.validation import LAYOUT_RULES, ScoredRow, validate
 
 MAX_RUNS = 200
@@ -78,6 +78,7 @@ def own_runs(
             log = read_log(file)
             skipped.update(log.skipped)
             name = framework or document.framework
+            notes += _software_notes(log, name, plan_file if framework is None else None)
             runs.append(_run_of_log(log, document, plan_file, rank, cluster, name))
             software.add(name or "")
             notes.append(f"{file}: {log.software}, median of {log.num_steps} steps")
@@ -136,11 +137,10 @@ def _run_of_log(
     model = load_model(document.model, document.overrides).with_seq_length(document.seq_length)
     software = load_framework(framework)
     sized = cluster.with_num_gpus(plan.num_gpus)
-    mask = int(broken_rules(model, sized, software, PlanBatch.from_plans([plan]))[0])
-    broken = [name for name in reasons(mask) if name not in LAYOUT_RULES]
+    broken = explain(model, sized, software, plan, LAYOUT_RULES)
     if broken:
         raise SpecError(
-            f"{software.name} cannot run this plan: {', '.join(broken)}", file=plan_file
+            f"{software.name} cannot run this plan: {'; '.join(broken)}", file=plan_file
         )
     _check_batch(log, plan, plan_file)
     return MeasuredRun(
@@ -152,6 +152,28 @@ def _run_of_log(
         _step_time(log, model, plan),
         log.peak_memory_bytes,
     )
+
+
+def _software_notes(log: RunLog, framework: str | None, plan_file: str | None) -> list[str]:
+    """What to say where other software than the framework wrote the log.
+
+    Args:
+        log: read.
+        framework: name or path of the software to fit.
+        plan_file: where the framework was found; None where the user named it.
+
+    Raises:
+        SpecError: the plan file names another software, and the user none.
+    """
+    if framework is None or not contradicts(log, load_framework(framework).name):
+        return []
+    if plan_file is not None:
+        raise SpecError(
+            f"a log of {log.software}, but {plan_file} is a plan for {framework}; give the plan "
+            "that ran, or name the software to fit with --framework",
+            file=log.file,
+        )
+    return [f"{log.file}: a log of {log.software}, fitted as {framework} as --framework says"]
 
 
 def _check_batch(log: RunLog, plan: Plan, plan_file: str) -> None:

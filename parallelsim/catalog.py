@@ -21,7 +21,8 @@ from parallelsim.calibration_overlay import is_overlay, overlay_cluster, overlay
 from parallelsim.cluster import AcceleratorSpec, ClusterSpec
 from parallelsim.errors import SpecError, UnknownNameError
 from parallelsim.framework import FrameworkSpec
-from parallelsim.layers import Block, Layer
+from parallelsim.layers import MLP, Attention, Block, LatentAttention, Layer, MixtureOfExperts
+from parallelsim.lora import TARGETS, LoRA
 from parallelsim.model import ModelSpec
 from parallelsim.schemas_build import (
     build_accelerator,
@@ -31,15 +32,34 @@ from parallelsim.schemas_build import (
 )
 from parallelsim.yaml_io import in_file, parse_yaml, read_json, read_yaml, shown, shown_file
 
-_MODEL_FIELDS = ("hidden_size", "vocab_size", "max_seq_length", "tied_embeddings")
-_MLP_FIELDS = ("ffn_hidden_size",)
-_ATTENTION_FIELDS: Mapping[str, str] = {
-    "num_attention_heads": "num_heads",
-    "num_query_groups": "num_query_groups",
-    "head_dim": "head_dim",
+_MODEL_FIELDS = (
+    "hidden_size",
+    "vocab_size",
+    "max_seq_length",
+    "tied_embeddings",
+    "num_mtp_layers",
+)
+_SUB_LAYER_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "num_attention_heads": ((Attention, LatentAttention), "num_heads"),
+    "num_query_groups": ((Attention,), "num_query_groups"),
+    "head_dim": ((Attention,), "head_dim"),
+    "ffn_hidden_size": ((MLP,), "ffn_hidden_size"),
+    "num_experts": ((MixtureOfExperts,), "num_experts"),
+    "top_k": ((MixtureOfExperts,), "top_k"),
+    "moe_ffn_hidden_size": ((MixtureOfExperts,), "ffn_hidden_size"),
+    "shared_ffn_hidden_size": ((MixtureOfExperts,), "shared_ffn_hidden_size"),
 }
-OVERRIDES = ("num_layers", *_MODEL_FIELDS, *_MLP_FIELDS, *_ATTENTION_FIELDS)
-"""Keys of ``--set``. Those of a layer change every layer; num_layers needs a model of one block."""
+"""Key -> the sub-layers whose field it sets, in every layer that has one."""
+_ADAPTER_FIELDS = ("lora_rank", "lora_targets")
+OVERRIDES = (
+    "num_layers",
+    *_MODEL_FIELDS,
+    *_SUB_LAYER_FIELDS,
+    "encoder_seq_length",
+    *_ADAPTER_FIELDS,
+)
+"""Keys of ``--set``. Those of a sub-layer change every layer that has it; num_layers resizes the
+block that repeats most; lora_rank 0 trains everything; lora_targets are joined by +."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -206,19 +226,24 @@ def _model_from_path(text: str) -> ModelSpec:
 def _overridden(model: ModelSpec, overrides: Mapping[str, int | bool | str]) -> ModelSpec:
     """The model with all overrides applied at once: only the result has to be consistent."""
     values = {key: _override_value(key, value) for key, value in overrides.items()}
-    attention = {field: values[key] for key, field in _ATTENTION_FIELDS.items() if key in values}
-    mlp = {key: values[key] for key in _MLP_FIELDS if key in values}
     changes = {key: values[key] for key in _MODEL_FIELDS if key in values}
+    layers = {layer: _changed(layer, values) for layer, _ in model.layer_kinds}
+    for key in (*_SUB_LAYER_FIELDS, "encoder_seq_length"):
+        if key in values and not any(_applies(key, layer) for layer in layers):
+            message = f"{model.name} has no layer with such a size"
+            raise SpecError(message, key=f"--set {key}")
     blocks = tuple(
-        Block(block.repeat, tuple(_changed(layer, attention, mlp) for layer in block.layers))
+        Block(block.repeat, tuple(layers[layer] for layer in block.layers))
         for block in model.blocks
     )
     if "num_layers" in values:
-        blocks = (_resized_block(model, blocks, values["num_layers"]),)
+        blocks = _resized(model, blocks, values["num_layers"])
     if "max_seq_length" in values:
         # A smaller bound also shortens the default training sequence.
         changes["seq_length"] = min(model.seq_length, max(values["max_seq_length"], 0))
     try:
+        if any(key in values for key in _ADAPTER_FIELDS):
+            changes["lora"] = _adapters(model, values)
         return replace(model, blocks=blocks, **changes)
     except SpecError as error:
         raise SpecError(f"--set {error}", key=error.key) from None
@@ -232,6 +257,11 @@ def _override_value(key: str, value: object) -> Any:
         if text not in ("true", "false"):
             raise SpecError(f"expected true or false, got {shown(value)}", key=f"--set {key}")
         return text == "true"
+    if key == "lora_targets":
+        if not isinstance(value, str):
+            message = f"expected names joined by +, got {shown(value)}"
+            raise SpecError(message, key=f"--set {key}")
+        return tuple(value.split("+"))
     if isinstance(text, str) and re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
     if isinstance(text, int) and 0 <= text < 10**18:
@@ -239,21 +269,59 @@ def _override_value(key: str, value: object) -> Any:
     raise SpecError(f"expected a whole number, got {shown(value)}", key=f"--set {key}")
 
 
-def _resized_block(model: ModelSpec, blocks: tuple[Block, ...], num_layers: int) -> Block:
+def _adapters(model: ModelSpec, values: Mapping[str, Any]) -> LoRA | None:
+    """The model's adapters with another rank or other targets; none where the rank is 0."""
+    rank = values.get("lora_rank", model.lora.rank if model.lora else None)
+    if rank is None:
+        raise SpecError("needs lora_rank as well", key="lora_targets")
+    if rank == 0:
+        return None
+    targets = values.get("lora_targets", model.lora.targets if model.lora else TARGETS)
+    try:
+        return LoRA(rank, targets)
+    except SpecError as error:
+        raise SpecError(f"lora_{error}") from None
+
+
+def _resized(model: ModelSpec, blocks: tuple[Block, ...], num_layers: int) -> tuple[Block, ...]:
+    """The blocks with ``num_layers`` layers in all: the one of the most layers takes the change."""
     key = "--set num_layers"
-    if len(blocks) > 1:
+    sizes = [block.repeat * len(block.layers) for block in blocks]
+    largest = sizes.index(max(sizes))
+    if sizes.count(max(sizes)) > 1:
         message = f"{model.name} has {len(blocks)} kinds of blocks; write a model file instead"
         raise SpecError(message, key=key)
-    layers = blocks[0].layers
-    if num_layers < 1 or num_layers % len(layers):
-        message = (
-            f"{model.name} repeats {len(layers)} layers; expected a multiple, got {num_layers}"
-        )
+    layers = blocks[largest].layers
+    others = sum(sizes) - sizes[largest]
+    repeat, rest = divmod(num_layers - others, len(layers))
+    if repeat < 1 or rest:
+        more = f" beside {others} others" if others else ""
+        message = f"{model.name} repeats {len(layers)} layers{more}; expected "
+        message += f"a multiple{' more' if others else ''}, got {num_layers}"
         raise SpecError(message, key=key)
-    return Block(num_layers // len(layers), layers)
+    return (*blocks[:largest], Block(repeat, layers), *blocks[largest + 1 :])
 
 
-def _changed(layer: Layer, attention: dict[str, Any], mlp: dict[str, Any]) -> Layer:
-    return replace(
-        layer, attention=replace(layer.attention, **attention), mlp=replace(layer.mlp, **mlp)
-    )
+def _applies(key: str, layer: Layer) -> bool:
+    """Whether a layer has what the key changes."""
+    if key == "encoder_seq_length":
+        return layer.seq_length is not None
+    return any(isinstance(part, _SUB_LAYER_FIELDS[key][0]) for part in layer.sublayers)
+
+
+def _changed(layer: Layer, values: Mapping[str, Any]) -> Layer:
+    parts: dict[str, Any] = {}
+    for name in ("attention", "cross_attention", "mlp", "experts"):
+        part = getattr(layer, name)
+        fields = {
+            field: values[key]
+            for key, (kinds, field) in _SUB_LAYER_FIELDS.items()
+            if key in values and isinstance(part, kinds)
+        }
+        if name == "cross_attention" and part is not None and "encoder_seq_length" in values:
+            fields["kv_seq_length"] = values["encoder_seq_length"]
+        if fields:
+            parts[name] = replace(part, **fields)
+    if layer.seq_length is not None and "encoder_seq_length" in values:
+        parts["seq_length"] = values["encoder_seq_length"]
+    return replace(layer, **parts)

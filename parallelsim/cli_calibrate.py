@@ -61,10 +61,12 @@ def calibrate(
     from parallelsim.calibration import calibrate as fitted
     from parallelsim.calibration_runs import own_runs
     from parallelsim.catalog import load_cluster
+    from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
 
     if output:
-        check_writable(output, force=force)
+        read = input_files(*runs, cluster, framework, plan_file)
+        check_writable(output, force=force, inputs=read)
     base = load_cluster(cluster)
     found = own_runs(runs, base, framework, plan_file, rank)
     result = fitted(found.runs)
@@ -135,7 +137,8 @@ def _print(result: Calibration, found: OwnRuns) -> None:
         if change.n
     ]
     print_table([Column(name, "right" if name else "left") for name in names], errors)
-    click.echo(paragraph("Left out: each run predicted with the factors fitted on the others."))
+    if max(result.time.n, result.memory.n) > 1:
+        click.echo(paragraph("Left out: each run predicted with the factors fitted on the others."))
     for kind in result.kept:
         click.echo(
             paragraph(f"{kind}: the others' factors predict left-out runs worse; defaults kept.")

@@ -67,6 +67,7 @@ def plan(
     all_variants: bool,
 ) -> int:
     """Rank the ways to train a model on a cluster: fastest first, within memory."""
+    from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
 
     if spec.num_gpus is None:
@@ -80,7 +81,8 @@ def plan(
         )
     for path in (output, script):
         if path is not None:
-            check_writable(path, force=force)
+            read = input_files(spec.model, spec.cluster, spec.framework)
+            check_writable(path, force=force, inputs=read)
     if output is not None and script and os.path.realpath(output) == os.path.realpath(script):
         raise click.UsageError(f"--output and --export name the same file, {shown_path(output)}")
     inputs = load_inputs(spec, spec.num_gpus)

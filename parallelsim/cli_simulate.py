@@ -258,6 +258,7 @@ def export(
     FILE is what 'parallelsim plan --output FILE' wrote.
     """
     from parallelsim.exporters import EXPORTERS
+    from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable, read_document, write_text
     from parallelsim.simulate import ZONES
     from parallelsim.simulate import simulate as simulated
@@ -267,8 +268,11 @@ def export(
             f"--to: unknown target {target[:60]!r}; there are {', '.join(sorted(EXPORTERS))}"
         )
     if output not in (None, "-"):
-        check_writable(str(output), force=force)
+        check_writable(str(output), force=force, inputs=input_files(file))
     document = read_document(file)
+    if output not in (None, "-"):
+        read = input_files(document.model, document.cluster, document.framework)
+        check_writable(str(output), force=force, inputs=read)
     inputs = _document_inputs(document, file)
     plan = document.with_rank(rank, file).plan
     options = {} if target_version is None else {"version": target_version}

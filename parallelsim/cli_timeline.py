@@ -57,13 +57,18 @@ def timeline(
     PLANS is what 'parallelsim plan --output PLANS' wrote; or give the plan as for 'simulate'. The
     schedule is replayed operation by operation with the simulator's costs.
     """
+    from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
     from parallelsim.replay import plan_replay
 
     kind = _kind(output)
     if output is not None:
-        check_writable(output, force=force)
+        check_writable(output, force=force, inputs=input_files(file))
     inputs, plan, _ = one_plan(spec, file, rank, plan_fields)
+    if output is not None:
+        used = inputs.options
+        read = input_files(file, used.model, used.cluster, used.framework)
+        check_writable(output, force=force, inputs=read)
     planned = plan_replay(inputs.model, inputs.cluster, inputs.framework, plan)
     for note in _notes(inputs, plan):
         click.echo(f"note: {note}", err=True)

@@ -40,18 +40,19 @@ def validate(
     Columns that a row leaves empty take the documented default of its framework; rows that cannot
     be predicted are skipped and counted by reason.
     """
+    from parallelsim.planfile import write_text
     from parallelsim.report import accuracy
     from parallelsim.validation import validate as run_validation
 
-    if plot_file:
-        _check_plot(plot_file, force)
+    _check_outputs(tables, framework, rows_file, plot_file, force)
     validation = run_validation(tables, framework)
     if rows_file:
-        _write(rows_file, accuracy.rows_csv(validation).encode(), force)
+        write_text(rows_file, accuracy.rows_csv(validation), force=force)
     if plot_file:
         from parallelsim.report.scatter import scatter
 
-        _write(plot_file, scatter(validation, plot_file.rpartition(".")[2].lower()), force)
+        picture = scatter(validation, plot_file.rpartition(".")[2].lower())
+        write_text(plot_file, picture, force=force)
     if as_json:
         from parallelsim.report.documents import json_text
 
@@ -60,40 +61,34 @@ def validate(
     _print(validation)
 
 
-def _check_plot(path: str, force: bool) -> None:
-    """Refuse, before the work, a plot that cannot be made.
+def _check_outputs(
+    tables: tuple[str, ...],
+    framework: str | None,
+    rows_file: str | None,
+    plot_file: str | None,
+    force: bool,
+) -> None:
+    """Refuse, before the work, outputs that cannot be made.
 
     Raises:
-        OutputError: another kind of file, no matplotlib, or a file that may not be written.
+        OutputError: a file that may not be written, another kind of picture, no matplotlib.
     """
+    import os
     from importlib.util import find_spec
 
     from parallelsim.errors import OutputError
+    from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
 
-    if not path.lower().endswith((".html", ".png")):
-        raise OutputError(f"--plot {path}: expected a name that ends in .html or .png")
-    check_writable(path, force=force)
-    if find_spec("matplotlib") is None:
-        raise OutputError("--plot needs matplotlib: pip install 'parallelsim[plot]'")
-
-
-def _write(path: str, content: bytes, force: bool) -> None:
-    """Write a file, without overwriting unasked.
-
-    Raises:
-        OutputError: it exists, or cannot be written.
-    """
-    from parallelsim.errors import OutputError
-
-    try:
-        with open(path, "wb" if force else "xb") as stream:
-            stream.write(content)
-    except FileExistsError:
-        raise OutputError(f"{path} exists; use --force to overwrite it") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OutputError(f"{path}: cannot write: {reason}") from None
+    if plot_file and not plot_file.lower().endswith((".html", ".png")):
+        raise OutputError(f"--plot {plot_file}: expected a name that ends in .html or .png")
+    for path in (rows_file, plot_file):
+        if path:
+            check_writable(path, force=force, inputs=input_files(*tables, framework))
+    if rows_file and plot_file and os.path.realpath(rows_file) == os.path.realpath(plot_file):
+        raise click.UsageError(f"--rows and --plot name the same file, {rows_file}")
+    if plot_file and find_spec("matplotlib") is None:
+        raise OutputError("--plot needs matplotlib: pip install 'matplotlib>=3.8'")
 
 
 def _print(validation: Validation) -> None:
@@ -107,14 +102,18 @@ def _print(validation: Validation) -> None:
     if scored:
         _print_block(validation, scored)
         families, mape, median = validation.family_mean(scored)
-        if families:
+        if families > 1:
             click.echo(
                 f"\nMean over {families} groups, unweighted: step time MAPE {100 * mape:.1f} %, "
                 f"median {100 * median:.1f} %"
             )
     if apart:
         click.echo("\nApart (flagged in the table, not part of the scores above)")
+        for text in _unknown_flags(apart):
+            click.echo(paragraph(text))
         _print_block(validation, apart)
+    for text in _unmeasured(scored + apart):
+        click.echo("\n" + paragraph(text))
     if validation.skipped:
         click.echo("\nSkipped")
         for reason, count in _summary(validation.skipped):
@@ -143,12 +142,38 @@ def _print_block(validation: Validation, rows: tuple[ScoredRow, ...]) -> None:
         print_table(accuracy.RANKING_COLUMNS, ranking)
 
 
+def _unknown_flags(rows: tuple[ScoredRow, ...]) -> list[str]:
+    """A line about flags that mean nothing, where there are any."""
+    flags = [row.run.flag for row in rows if row.run.has_unknown_flag]
+    if not flags:
+        return []
+    names = ", ".join(repr(flag[:40]) for flag in dict.fromkeys(flags[:5]))
+    return [
+        f"{len(flags)} of them have an unknown flag ({names}); expected 'drop: why' for rows that "
+        "are never to be scored, 'apart: why' for these"
+    ]
+
+
+def _unmeasured(rows: tuple[ScoredRow, ...]) -> list[str]:
+    """A line about accelerators whose efficiencies are their family's, where there are any."""
+    from collections import Counter
+
+    gpus = [row.case.cluster.accelerator for row in rows if row.case is not None]
+    names = Counter(gpu.name for gpu in gpus if not gpu.measured)
+    if not names:
+        return []
+    listed = ", ".join(f"{name} ({count} rows)" for name, count in names.most_common())
+    return [f"Predicted with their family's efficiencies, without measured tables: {listed}"]
+
+
 def _summary(skipped: Mapping[str, int]) -> list[tuple[str, int]]:
     """Reasons with their counts, those that differ in numbers alone merged."""
     import re
-    from collections import Counter
 
-    merged: Counter[str] = Counter()
+    number = re.compile(r"(?<![\w.-])\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?![\w-])")
+    merged: dict[str, tuple[str, int]] = {}
     for reason, count in skipped.items():
-        merged[re.sub(r"\d[\d,.]*", "#", reason)] += count
-    return merged.most_common()
+        key = number.sub("#", reason)
+        shown, so_far = merged.get(key, (reason, 0))
+        merged[key] = (reason if shown == reason else key, so_far + count)
+    return sorted(merged.values(), key=lambda pair: -pair[1])

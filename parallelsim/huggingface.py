@@ -2,9 +2,12 @@
 
 A key that is left out takes the default that the architecture's configuration class documents,
 where published configurations do leave it out; any other missing key is an error. Unknown
-architectures, mixtures of experts, quantised checkpoints and models of several modalities are
-refused by name. A configuration does not state the training: its ``seq_length`` and
+architectures, checkpoints that were quantised later and models of several modalities are refused by
+name. A configuration does not state the training: its ``seq_length`` and
 ``default_global_batch_tokens`` are 0.
+
+This file holds decoders and BERT; ``huggingface_experts``, ``huggingface_hybrid`` and
+``huggingface_t5`` the rest.
 """
 
 from __future__ import annotations
@@ -14,18 +17,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parallelsim.errors import SpecError
-from parallelsim.huggingface_config import ConfigReader
+from parallelsim.huggingface_config import ConfigReader, blocks_of
+from parallelsim.huggingface_experts import EXPERT_BUILDERS
+from parallelsim.huggingface_hybrid import HYBRID_BUILDERS
+from parallelsim.huggingface_t5 import ENCODER_DECODER_BUILDERS
 from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.model import ModelSpec
 from parallelsim.yaml_io import shown
 
 _REFUSED_KEYS: Mapping[str, str] = {
-    "quantization_config": "a quantised checkpoint; use the configuration of the original model",
     "vision_config": "a model of several modalities",
     "audio_config": "a model of several modalities",
     "num_experts": "a mixture of experts",
     "num_local_experts": "a mixture of experts",
     "n_routed_experts": "a mixture of experts",
+}
+"""Of plain decoders: keys that another architecture's configuration would have."""
+_RELEASED_QUANTISED = ("deepseek_v3", "kimi_k2", "gpt_oss")
+"""Released in fp8 or MXFP4 alone: what their configurations say of that is no part of the model."""
+_REFUSED_TYPES: Mapping[str, str] = {
+    "vit": "is an image model; describe it in a model file with custom blocks",
+    "jamba": "has Mamba-1 mixers, which are not supported (Mamba-2 is)",
+    "mamba": "has Mamba-1 mixers, which are not supported (Mamba-2 is)",
 }
 
 
@@ -37,6 +50,14 @@ def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """
     reader = ConfigReader(config)
     model_type = reader.text("model_type")
+    if model_type in _REFUSED_TYPES:
+        message = f"{shown(model_type)} {_REFUSED_TYPES[model_type]}"
+        raise SpecError(message, key="model_type")
+    if config.get("quantization_config") is not None and model_type not in _RELEASED_QUANTISED:
+        message = "a quantised checkpoint; use the configuration of the original model"
+        raise SpecError(message, key="quantization_config")
+    if model_type in _SPECIAL_BUILDERS:
+        return _SPECIAL_BUILDERS[model_type](reader, name)
     if model_type not in _FAMILIES and model_type not in _BUILDERS:
         known = ", ".join(known_model_types())
         raise SpecError(f"{shown(model_type)} is not known; known: {known}", key="model_type")
@@ -50,7 +71,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
 
 def known_model_types() -> tuple[str, ...]:
     """Values of ``model_type`` that can be read, sorted."""
-    return tuple(sorted([*_FAMILIES, *_BUILDERS]))
+    return tuple(sorted([*_FAMILIES, *_BUILDERS, *_SPECIAL_BUILDERS]))
 
 
 @dataclass(frozen=True)
@@ -151,6 +172,7 @@ def _decoder(config: ConfigReader, name: str, family: _Family) -> ModelSpec:
         num_norms=family.num_norms,
     )
     windows = _windows(config, family, num_layers)
+    layers = [replace(layer, attention=replace(attention, window=window)) for window in windows]
     return ModelSpec(
         name=name,
         hidden_size=hidden,
@@ -158,7 +180,7 @@ def _decoder(config: ConfigReader, name: str, family: _Family) -> ModelSpec:
         seq_length=0,
         max_seq_length=config.whole("max_position_embeddings"),
         default_global_batch_tokens=0,
-        blocks=_blocks(layer, windows),
+        blocks=blocks_of(layers),
         tied_embeddings=config.flag("tie_word_embeddings", family.tied_embeddings),
         rotary_base=config.number("rope_theta", default=10_000.0),
         rotary_percent=config.number("partial_rotary_factor", default=family.rotary_percent),
@@ -189,25 +211,6 @@ def _windows(config: ConfigReader, family: _Family, num_layers: int) -> list[int
     else:
         local = [True] * num_layers
     return [window if slides else None for slides in local]
-
-
-def _blocks(layer: Layer, windows: list[int | None]) -> tuple[Block, ...]:
-    """The fewest blocks: runs of equal layers, or the shortest period and its remainder."""
-    layers = [
-        replace(layer, attention=replace(layer.attention, window=window)) for window in windows
-    ]
-    starts = [i for i in range(len(layers)) if i == 0 or windows[i] != windows[i - 1]]
-    if len(starts) <= 2:
-        ends = [*starts[1:], len(layers)]
-        return tuple(
-            Block(end - start, (layers[start],)) for start, end in zip(starts, ends, strict=True)
-        )
-    period = next(
-        p for p in range(1, len(windows) + 1) if windows[p:] == windows[: len(windows) - p]
-    )
-    repeats, rest = divmod(len(layers), period)
-    blocks = (Block(repeats, tuple(layers[:period])),)
-    return (*blocks, Block(1, tuple(layers[:rest]))) if rest else blocks
 
 
 def _layernorm_model(
@@ -301,7 +304,7 @@ def _falcon(config: ConfigReader, name: str) -> ModelSpec:
         config,
         name,
         hidden,
-        (Block(num_layers, (Layer(attention, mlp, num_norms, parallel),)),),
+        (Block(num_layers, (Layer(attention, mlp, num_norms=num_norms, parallel=parallel),)),),
         max_seq_length=config.whole("max_position_embeddings", default=2048),
         tied_embeddings=config.flag("tie_word_embeddings", True),
         position_embedding="alibi" if config.flag("alibi", False) else "rope",
@@ -370,3 +373,5 @@ _BUILDERS: Mapping[str, Callable[[ConfigReader, str], ModelSpec]] = {
     "bloom": _bloom,
     "bert": _bert,
 }
+_SPECIAL_BUILDERS = {**EXPERT_BUILDERS, **HYBRID_BUILDERS, **ENCODER_DECODER_BUILDERS}
+"""Architectures with sub-layers of their own, which also judge their own keys."""

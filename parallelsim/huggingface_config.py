@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from parallelsim.errors import SpecError
-from parallelsim.layers import Attention
-from parallelsim.model import LIMITS
+from parallelsim.layer_checks import LIMITS
+from parallelsim.layers import Attention, Block, Layer
 from parallelsim.yaml_io import shown
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -20,8 +20,25 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu_fast": "gelu",
     "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
     "relu2": "squared-relu",
 }
+
+
+def blocks_of(layers: Sequence[Layer]) -> tuple[Block, ...]:
+    """The fewest blocks: runs of equal layers, or the shortest period and its remainder."""
+    order = {layer: index for index, layer in reversed(list(enumerate(layers)))}
+    kinds = [order[layer] for layer in layers]
+    starts = [i for i in range(len(layers)) if i == 0 or kinds[i] != kinds[i - 1]]
+    if len(starts) <= 2:
+        ends = [*starts[1:], len(layers)]
+        return tuple(
+            Block(end - start, (layers[start],)) for start, end in zip(starts, ends, strict=True)
+        )
+    period = next(p for p in range(1, len(kinds) + 1) if kinds[p:] == kinds[: len(kinds) - p])
+    repeats, rest = divmod(len(layers), period)
+    blocks = (Block(repeats, tuple(layers[:period])),)
+    return (*blocks, Block(1, tuple(layers[:rest]))) if rest else blocks
 
 
 @dataclass(frozen=True)
@@ -131,6 +148,27 @@ class ConfigReader:
             known = ", ".join(ACTIVATIONS)
             raise SpecError(f"{shown(name)} is not known; known: {known}", key=key)
         return ACTIVATIONS[name]
+
+    def whole_list(self, key: str, below: int) -> list[int]:
+        """Whole numbers in [0, below), empty where the key is left out."""
+        values = self.value(key)
+        if values is None:
+            return []
+        good = isinstance(values, list) and all(
+            isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
+            for value in values
+        )
+        if not good:
+            message = f"expected a list of whole numbers below {below}, got {shown(values)}"
+            raise SpecError(message, key=key)
+        return list(values)
+
+    def part(self, key: str) -> ConfigReader:
+        """The configuration under a key."""
+        value = self.value(key)
+        if not isinstance(value, dict):
+            raise SpecError(f"expected a mapping, got {shown(value)}", key=key)
+        return ConfigReader(value)
 
     def layer_types(self, num_layers: int) -> list[str] | None:
         """full_attention or sliding_attention for each layer; None where the key is left out."""

@@ -29,6 +29,8 @@ class Attention:
     """Sliding window in tokens (each token sees itself and the ``window - 1`` before it); None is
     full.
     """
+    chunked: bool = False
+    """The window is the aligned block that a token lies in (Llama 4), not the tokens before it."""
     sinks: bool = False
     """One learnt logit a head that every softmax includes (GPT-OSS)."""
     kv_seq_length: int | None = None
@@ -74,7 +76,8 @@ class Attention:
         """Query-key pairs that one head scores in one sequence.
 
         Full: s^2. Causal: s^2 / 2 (the convention of MFU; exactly s (s + 1) / 2). Causal with a
-        window w < s: w s - w^2 / 2. Bidirectional with a window: min(2 w, s) s. Cross: s s_kv.
+        window w < s: w s - w^2 / 2. Bidirectional with a window: min(2 w, s) s. In blocks of w
+        tokens: w s, causal w s / 2. Cross: s s_kv.
         """
         s = float(seq_length)
         if self.kv_seq_length is not None:
@@ -82,6 +85,8 @@ class Attention:
         if self.window is None or self.window >= seq_length:
             return s * s / 2 if self.causal else s * s
         w = float(self.window)
+        if self.chunked:
+            return w * s / 2 if self.causal else w * s
         return w * s - w * w / 2 if self.causal else min(2 * w, s) * s
 
     def _kv_hidden(self, hidden_size: int) -> int:
@@ -188,7 +193,9 @@ class MLP:
     gated: bool
     bias: bool = False
     activation: str = "silu"
-    """silu, gelu or squared-relu: decides the export's flag; their run times do not differ here."""
+    """silu, gelu, relu or squared-relu: decides the export's flag; their run times do not differ
+    here.
+    """
 
     def num_parameters(self, hidden_size: int) -> int:
         """Weights and biases."""
@@ -230,6 +237,8 @@ class MixtureOfExperts:
     """Tokens an expert takes over its even share, the rest is dropped; None: dropless."""
     load_cv: float = 0.0
     """Spread of the tokens that experts get: standard deviation over mean; 0: balanced."""
+    load_quantile: float = 0.5
+    """Of the busiest rank's load: what times are computed at."""
     latent_size: int | None = None
     """Experts work on tokens projected to this width; None: on the hidden size."""
 

@@ -19,12 +19,15 @@ from parallelsim.catalog import (
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
-from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.measured_clusters import CLUSTER_FACTS, cluster_of
+from parallelsim.measured_models import is_gated, measured_model
 from parallelsim.measured_text import (
     follows_recipe,
     framework_variant,
+    recomputes_attention,
+    stated_dispatcher,
     stated_grad_dtype,
+    stated_layer_split,
     stated_recompute_layers,
     stated_switches,
     states_offload,
@@ -32,11 +35,10 @@ from parallelsim.measured_text import (
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import ModelSpec
 from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan
+from parallelsim.planfile import MAX_BATCH, with_sane_size
 from parallelsim.run_defaults import RunDefaults, run_defaults
 from parallelsim.stage_split import stage_split
 
-GPT2_VOCAB_SIZE = 50_257
-"""Rows of the GPT-2 tokenizer, Megatron's default for GPT models (GPT2BPETokenizer)."""
 SCHEDULE_ALIASES = {"zb-1p": "zb-h1", "zb-2p": "zb-h2"}
 """Names of measured runs: the automatic schedules with the memory of ZB-H1 and ZB-H2
 (arXiv:2401.10241, section 5)."""
@@ -60,6 +62,9 @@ class Case:
     recomputes: tuple[str, ...]
     """Heavier kinds of recompute to fall back on, where the row states none and the plan would not
     fit."""
+    recompute_is_free: bool = False
+    """The row states no recompute and its software has several: the lightest that is predicted to
+    fit stands in, so that whether it fits proves nothing."""
 
 
 class CaseBuilder:
@@ -86,13 +91,14 @@ class CaseBuilder:
         )
         assumed: list[str] = []
         try:
-            model = self._interned("model", _model(facts, defaults, assumed))
+            model = self._interned("model", measured_model(facts, defaults, assumed))
             key = ("cluster", *(facts.text(name) for name in CLUSTER_FACTS))
             cluster: ClusterSpec = self._once(key, lambda: cluster_of(facts, self._clusters()))
             plan, recomputes = _plan(facts, model, cluster, framework, defaults, assumed)
         except (SpecError, PlanError) as error:
             raise RowError(str(error)) from None
-        return Case(run, model, cluster, framework, plan, tuple(assumed), recomputes)
+        free = bool(recomputes)
+        return Case(run, model, cluster, framework, plan, tuple(assumed), recomputes, free)
 
     def _framework(self, run: Run) -> FrameworkSpec:
         if self._given is not None:
@@ -126,16 +132,13 @@ def _refuse_unsupported(facts: Facts) -> None:
     Raises:
         RowError: with the reason.
     """
-    task = facts.text("task")
+    task = facts.word("task")
     if task not in ("", "pretrain"):
         raise RowError(f"not supported yet: {task[:20]} (packed or partly frozen training)")
-    if facts.text("num_experts") or facts.text("moe_top_k") or (facts.count("ep", 1) or 1) > 1:
-        raise RowError("not supported yet: mixture of experts")
-    if facts.text("mla"):
-        raise RowError("not supported yet: multi-head latent attention")
-    if facts.text("mtp_layers") not in ("", "0"):
-        raise RowError("not supported yet: multi-token prediction")
-    if facts.text("fsdp").lower() not in ("", "false") or facts.text("zero_stage") == "3":
+    zero = facts.number("zero_stage")
+    if zero is not None and zero not in (0, 1, 2, 3):
+        raise RowError(f"zero_stage={facts.text('zero_stage')[:40]}: expected 0, 1, 2 or 3")
+    if facts.feature("fsdp") or zero == 3:
         raise RowError("not supported yet: FSDP (ZeRO 3)")
     if states_offload(facts):
         raise RowError("not supported yet: offload to the host")
@@ -144,51 +147,6 @@ def _refuse_unsupported(facts: Facts) -> None:
         raise RowError(f"not supported yet: schedule {schedule[:30]}")
     if facts.text("sequence_parallel").lower().startswith("deepspeed-ulysses"):
         raise RowError("not supported yet: sequence parallelism by all-to-all")
-
-
-def _model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> ModelSpec:
-    hidden, heads = facts.required("hidden_size"), facts.required("num_attention_heads")
-    head_dim = facts.count("head_dim") or hidden // heads
-    gated = facts.switch("gated_mlp")
-    if gated is None:
-        raise RowError("gated_mlp is not stated")
-    vocab = facts.count("vocab_size")
-    if vocab is None:
-        if gated:
-            raise RowError("vocab_size is not stated")
-        vocab = GPT2_VOCAB_SIZE
-        assumed.append(f"vocab_size={vocab}")
-    window = facts.text("sliding_window")
-    if window and not window.isdecimal():
-        raise RowError(f"not supported yet: sliding window {window[:40]!r}")
-    tied = facts.switch("tied_embeddings")
-    if tied is None:
-        tied = not gated
-        assumed.append(f"tied_embeddings={tied}")
-    attention = Attention(
-        heads,
-        facts.count("num_query_groups", heads) or heads,
-        head_dim,
-        window=int(window) if window else None,
-    )
-    layer = Layer(attention, MLP(facts.required("ffn_hidden_size"), gated))
-    dropout = 0.0 if gated else defaults.dropout
-    seq_length = facts.required("seq_length")
-    return ModelSpec(
-        name=facts.text("model")[:80] or "model",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        seq_length=seq_length,
-        max_seq_length=seq_length,
-        default_global_batch_tokens=0,
-        blocks=(Block(facts.required("num_layers"), (layer,)),),
-        tied_embeddings=tied,
-        position_embedding="rope" if gated else defaults.plain_positions,
-        norm="rmsnorm" if gated else "layernorm",
-        norm_bias=not gated,
-        hidden_dropout=dropout,
-        attention_dropout=dropout,
-    )
 
 
 def _plan(
@@ -204,6 +162,7 @@ def _plan(
     tp, pp = degrees["tp"], degrees["pp"]
     precision = _precision(facts, model, cluster, framework, defaults, assumed)
     recompute, heavier = _recompute(facts, framework, defaults, assumed)
+    degrees |= _expert_degrees(facts, model, framework, degrees, assumed)
     zero = facts.number("zero_stage")
     if zero is None:
         zero = defaults.zero
@@ -222,10 +181,13 @@ def _plan(
     switches["overlap_param_gather"] &= zero > 0
     switches["overlap_grad_reduce"] &= zero == 0 or defaults.overlap_with_zero
     switches["cuda_graphs"] &= recompute != "full"
+    switches["ep_comm_overlap"] &= degrees["ep"] > 1
     fields: dict[str, Any] = degrees | switches
+    if degrees["ep"] > 1:
+        fields["moe_dispatcher"] = _dispatcher(facts, framework, defaults, assumed)
     plan = Plan(
         **fields,
-        **stage_split(model, pp, degrees["vpp"], facts.text("layer_split") or defaults.layer_split),
+        **stage_split(model, pp, degrees["vpp"], stated_layer_split(facts) or defaults.layer_split),
         schedule=_schedule(facts, pp, degrees["vpp"]),
         sequence_parallel=sequence_parallel,
         zero=int(zero),
@@ -234,7 +196,7 @@ def _plan(
         precision=precision,
         grad_dtype=grad_dtype,
     )
-    return plan.validate(), heavier
+    return with_sane_size(plan.validate()), heavier
 
 
 def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, int]:
@@ -247,17 +209,21 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
     if micro is None:
         micro = 1
         assumed.append("micro_batch_size=1")
+    if batch > MAX_BATCH:
+        raise RowError(f"global_batch_size={batch} is above {MAX_BATCH} sequences a step")
     if batch % (micro * dp):
         raise RowError(
             f"global_batch_size={batch} is no multiple of micro_batch_size x dp = {micro * dp}"
         )
     vpp = facts.count("vpp")
+    if vpp is not None and vpp > 1 and pp == 1:
+        raise RowError(f"vpp={vpp} needs pipeline stages, got pp=1; use vpp=1")
     if vpp is None and _stated_schedule(facts) in WAVES:
         vpp = 2
         assumed.append("vpp=2")
     if vpp is None:
         vpp = 1
-        interleaves = facts.text("schedule") in ("", "interleaved-1f1b")
+        interleaves = facts.word("schedule") in ("", "interleaved-1f1b")
         if (
             pp > 1
             and interleaves
@@ -269,6 +235,8 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
             assumed.append(f"vpp={vpp}")
     if pp == 1:
         vpp = 1
+    if pp * vpp > model.num_layers + 2:  # embedding and loss may stand for a layer each
+        raise RowError(f"pp={pp} x vpp={vpp} are more stages than {model.num_layers} layers fill")
     return {
         "tp": tp,
         "cp": cp,
@@ -280,9 +248,42 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
     }
 
 
+def _expert_degrees(
+    facts: Facts,
+    model: ModelSpec,
+    framework: FrameworkSpec,
+    degrees: dict[str, int],
+    assumed: list[str],
+) -> dict[str, int]:
+    """Ep and etp; an unstated etp is 1, as the recipes have it."""
+    if not model.has_experts:
+        return {"ep": 1, "etp": 1}
+    ep, etp = facts.count("ep", 1) or 1, facts.count("etp")
+    if etp is None:
+        etp = 1
+        if degrees["tp"] > 1 and framework.capabilities.expert_tensor_parallel:
+            assumed.append("etp=1")
+    ranks = degrees["tp"] * degrees["cp"] * degrees["dp"]
+    if ranks % (ep * etp):
+        raise RowError(f"ep={ep} x etp={etp} does not divide tp x cp x dp = {ranks}")
+    return {"ep": ep, "etp": etp}
+
+
+def _dispatcher(
+    facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
+) -> str:
+    stated = stated_dispatcher(facts)
+    if not stated:
+        stated = defaults.moe_dispatcher
+        assumed.append(f"moe_dispatcher={stated}")
+    if stated not in framework.capabilities.moe_dispatchers:
+        raise RowError(f"{framework.name} has no {stated} dispatcher")
+    return stated
+
+
 def _stated_schedule(facts: Facts) -> str:
     """The row's schedule under the name that plans use; empty where it states none."""
-    stated = facts.text("schedule")
+    stated = facts.word("schedule")
     return SCHEDULE_ALIASES.get(stated, stated)
 
 
@@ -315,10 +316,9 @@ def _precision(
     defaults: RunDefaults,
     assumed: list[str],
 ) -> str:
-    stated = facts.text("precision")
+    stated = facts.word("precision")
     if not stated:
-        gated = model.layers[0].mlp.gated
-        stated = defaults.gated_precision if gated else defaults.plain_precision
+        stated = defaults.gated_precision if is_gated(model) else defaults.plain_precision
         if stated not in cluster.accelerator.precisions:
             stated = "fp16"
         assumed.append(f"precision={stated}")
@@ -338,11 +338,16 @@ def _recompute(
     facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
 ) -> tuple[str, tuple[str, ...]]:
     """(kind, heavier kinds to try): as stated, else the lightest that will turn out to fit."""
-    stated = facts.text("recompute")
+    stated = facts.word("recompute")
+    if stated and not facts.feature("recompute"):
+        stated = "none"
+    if stated == "selective" and not recomputes_attention(facts):
+        return "none", ()
     if stated in RECOMPUTES:
         return stated, ()
     if stated:
-        raise RowError(f"not supported yet: recompute {stated[:30]}")
+        expected = ", ".join(RECOMPUTES)
+        raise RowError(f"not supported yet: recompute {stated[:30]}; expected {expected}")
     kinds = tuple(k for k in defaults.recomputes if k in framework.capabilities.recomputes)
     first, *heavier = kinds or ("none",)
     assumed.append(f"recompute={first}")
@@ -360,6 +365,7 @@ def _switches(
         "overlap_param_gather",
         "cross_entropy_fusion",
         "cuda_graphs",
+        "ep_comm_overlap",
     )
     switches = {}
     for name in names:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from parallelsim.catalog import accelerator_names, load_accelerator
-from parallelsim.cluster import ClusterSpec
+from parallelsim.cluster import ClusterSpec, Tier
 from parallelsim.measurements import Facts, RowError
 
 CLUSTER_FACTS = (
@@ -18,6 +19,9 @@ CLUSTER_FACTS = (
     "measured_inter_node_all_reduce_gb_per_s",
 )
 """Columns that decide the cluster."""
+MOST_PER_NODE = 1024
+LINK_GB_PER_S = (0.01, 10_000.0)
+"""Bandwidths that are no mistake: a GPU's share of 1 Gbit/s Ethernet is 0.016 GB/s."""
 
 
 def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
@@ -30,27 +34,29 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
     Raises:
         RowError: unknown GPU, or no network known for a run beyond one node.
     """
-    name = facts.text("gpu")
+    name = facts.word("gpu")
     if name not in accelerator_names():
-        raise RowError(f"no accelerator file for {name[:40]!r}")
+        raise RowError(f"no accelerator file for {name[:40]!r}{_nearest(name)}")
     accelerator = load_accelerator(name)
-    num_gpus, bandwidth = facts.required("num_gpus"), facts.positive("inter_node_gb_per_s_per_gpu")
+    num_gpus = facts.required("num_gpus")
+    bandwidth = facts.within("inter_node_gb_per_s_per_gpu", *LINK_GB_PER_S)
     same = [c for c in clusters if c.accelerator.name == name]
+    uniform = [c for c in clusters if c.domain_size >= c.gpus_per_node]
     candidates = same or [
-        c for c in clusters if c.accelerator.architecture == accelerator.architecture
+        c for c in uniform if c.accelerator.architecture == accelerator.architecture
     ]
     if not candidates:
         raise RowError(f"no cluster file for {name} or its architecture")
 
-    reached = facts.positive("measured_inter_node_all_reduce_gb_per_s")
+    reached = facts.within("measured_inter_node_all_reduce_gb_per_s", *LINK_GB_PER_S)
 
     def distance(cluster: ClusterSpec) -> tuple[float, float]:
         """NIC bandwidth off by this factor, and what the run's own test reached by this one; among
         equals the lowest latency, as most networks have.
         """
-        if len(cluster.tiers) < 2:
+        if _between_nodes(cluster.tiers, cluster.gpus_per_node) == len(cluster.tiers):
             return float("inf"), 0.0
-        tier = cluster.tiers[1]
+        tier = cluster.tiers[_between_nodes(cluster.tiers, cluster.gpus_per_node)]
         rate = tier.bandwidth_bytes_per_s / 1e9
         ratios = [rate / bandwidth] if bandwidth is not None else []
         if reached is not None:
@@ -60,20 +66,25 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
     chosen = min(candidates, key=distance)
     tiers = list(chosen.tiers)
     per_node = facts.count("gpus_per_node", chosen.gpus_per_node) or chosen.gpus_per_node
+    if per_node > MOST_PER_NODE:
+        raise RowError(f"gpus_per_node={per_node} is not within 1 to {MOST_PER_NODE}")
     if chosen.domain_size == chosen.gpus_per_node:
         tiers[0] = replace(tiers[0], size=per_node)
     if len(tiers) < 2 and num_gpus > per_node:
-        lender = min((c for c in clusters if len(c.tiers) > 1), key=distance)
+        lender = min((c for c in uniform if len(c.tiers) > 1), key=distance)
         if bandwidth is None:
             raise RowError(
                 f"inter_node_gb_per_s_per_gpu is not stated and no file states it for {name}"
             )
         tiers.append(lender.tiers[1])
-    if reached is not None and len(tiers) > 1:
-        per_node_rate = per_node * (bandwidth or tiers[1].bandwidth_bytes_per_s / 1e9)
-        tiers[1] = replace(tiers[1], efficiency=min(reached / per_node_rate, 1.0))
+    first = _between_nodes(tiers, per_node)
+    if reached is not None and len(tiers) > first:
+        per_node_rate = per_node * (bandwidth or tiers[first].bandwidth_bytes_per_s / 1e9)
+        tiers[first] = replace(tiers[first], efficiency=min(reached / per_node_rate, 1.0))
     if bandwidth is not None:
-        tiers[1:] = [replace(tier, bandwidth_bytes_per_s=bandwidth * 1e9) for tier in tiers[1:]]
+        tiers[first:] = [
+            replace(tier, bandwidth_bytes_per_s=bandwidth * 1e9) for tier in tiers[first:]
+        ]
     return ClusterSpec(
         name=chosen.name,
         accelerator=accelerator,
@@ -81,3 +92,19 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
         tiers=tuple(tiers),
         num_gpus=num_gpus,
     )
+
+
+def _nearest(name: str) -> str:
+    """A hint where the catalogue has a name close to this one."""
+    close = difflib.get_close_matches(name[:100], accelerator_names(), n=1)
+    return f"; is {close[0]!r} meant?" if close else ""
+
+
+def _between_nodes(tiers: Sequence[Tier], gpus_per_node: int) -> int:
+    """Position of the first tier after the innermost that joins nodes; their number where none."""
+    sizes = [tier.size for tier in tiers]
+    for position in range(1, len(sizes)):
+        size = sizes[position]
+        if size is None or size > gpus_per_node:
+            return position
+    return len(sizes)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from parallelsim.framework import FrameworkSpec
-from parallelsim.measurements import Facts
+from parallelsim.measurements import SWITCH_WORDS, Facts, RowError
 from parallelsim.plan import GRAD_DTYPES
 
 FLASH_ATTENTION_1_EFFICIENCY = 0.75
@@ -26,24 +26,46 @@ _SWITCHES: Mapping[str, re.Pattern[str]] = {
     "overlap_param_gather": re.compile(
         r"\boverlap_param_(?:sync|gather)\s*=\s*(true|false|1|0)\b", re.I
     ),
+    "ep_comm_overlap": re.compile(
+        r"\boverlap_moe_expert_parallel_comm\s*=\s*(true|false|1|0)\b|(EP all-to-all overlap)", re.I
+    ),
     "cuda_graphs": re.compile(
         r"\b(?:cuda_graph_impl|layer_cuda_graph|mcore_cuda_graph)\s*=\s*(\w+)", re.I
     ),
 }
 """Launch settings that are switches of a plan."""
+_DISPATCHERS: Mapping[str, re.Pattern[str]] = {
+    "deepep": re.compile(r"\b(?:deepep|hybridep)\b", re.I),
+    "all-to-all": re.compile(r"\b(?:alltoall|a2a dispatcher)\b", re.I),
+    "all-gather": re.compile(r"\ballgather dispatcher\b", re.I),
+}
+_MODULES = re.compile(r"\brecompute_modules\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
 _NUM_LAYERS = re.compile(r"\b(?:recompute|checkpoint)_num_layers\s*=\s*(\d+)", re.I)
 _KERNEL = re.compile(r"\bkernel\s*=\s*([^;]*)", re.I)
 _FP32_GRADIENTS = re.compile(r"\bfp32 grad", re.I)
 _FUSED_LOSS = re.compile(r"\bfused cross-entropy\b", re.I)
+_NO_OVERLAP = re.compile(r"none\b|(?:no|no overlap|false|off|0|disabled)\s*(?:$|[;,(.])", re.I)
+_CLAUSE_ENDS = re.compile(r"[;,.()\n]|\bbut\b", re.I)
+_DENIED_BEFORE = re.compile(
+    r"\b(?:no|not|non|never|nor|neither|without|w/o|un|lacks?|instead of|rather than)\b|n't\b"
+    r"|\bdisabl(?:e|es|ed|ing)\s+(?:the\s+)?$",
+    re.I,
+)
+_DENIED_AFTER = re.compile(
+    r"\w*(?:[\s=:]|\b(?:kernels?|loss|accumulation|reduction|is|was|are|were)\b)*"
+    r"\b(?:off|disabled|false|none|not|unused|absent|(?:no|0)(?=\s*$))\b",
+    re.I,
+)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
 
 def stated_switches(facts: Facts) -> dict[str, bool]:
     """Plan switches that the cells state; an overlap of ``none`` turns every overlap off."""
     stated: dict[str, bool] = {}
-    if states_fused_cross_entropy(facts):
-        stated["cross_entropy_fusion"] = True
+    fused = states_fused_cross_entropy(facts)
+    if fused is not None:
+        stated["cross_entropy_fusion"] = fused
     if _states_no_overlap(facts):
         stated |= dict.fromkeys(
             ("tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather"), False
@@ -51,7 +73,7 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
     for cell in ("recompute_detail", "overlap"):
         for name, pattern in _SWITCHES.items():
             for match in pattern.finditer(facts.text(cell)):
-                stated[name] = match[1].lower() not in _OFF
+                stated[name] = (match[1] or "true").lower() not in _OFF
     return stated
 
 
@@ -61,10 +83,27 @@ def stated_recompute_layers(facts: Facts) -> int:
     return int(match[1]) if match else 0
 
 
+def stated_dispatcher(facts: Facts) -> str:
+    """How tokens reach their experts, as the cells say; empty where they do not."""
+    text = facts.text("overlap") + ";" + facts.text("recompute_detail")
+    found = [name for name, pattern in _DISPATCHERS.items() if pattern.search(text)]
+    return found[0] if found else ""
+
+
+def recomputes_attention(facts: Facts) -> bool:
+    """Selective recompute covers the attention core: unless the modules are named without it."""
+    detail = facts.text("recompute_detail")
+    match = _MODULES.search(detail)
+    if match:
+        return "core_attn" in match[1]
+    named = re.search(r"selective \(([^)]*)\)", detail)
+    return named is None or "attn" in named[1]
+
+
 def states_offload(facts: Facts) -> bool:
     """Activations or states are moved to host memory."""
-    text = facts.text("offload").lower()
-    if text not in ("", "false", "none"):
+    text = facts.feature("offload")
+    if text:
         try:
             return float(text) > 0
         except ValueError:
@@ -74,24 +113,59 @@ def states_offload(facts: Facts) -> bool:
 
 def follows_recipe(facts: Facts) -> bool:
     """Nothing contradicts the vendors' recipes: these train in bf16 or fp8, and with overlap."""
-    return facts.text("precision") not in ("", "fp16") and not _states_no_overlap(facts)
+    return facts.word("precision") not in ("", "fp16") and not _states_no_overlap(facts)
 
 
 def stated_grad_dtype(facts: Facts) -> str:
-    """``fp32`` or ``bf16`` as the column or the notes say, else empty."""
-    stated = facts.text("grad_dtype")
-    if stated in GRAD_DTYPES:
-        return stated
-    return "fp32" if _FP32_GRADIENTS.search(facts.text("notes")) else ""
+    """``fp32`` or ``bf16`` as the column or the notes say, else empty.
+
+    Raises:
+        RowError: the column says anything else.
+    """
+    stated = facts.word("grad_dtype")
+    if stated and stated not in GRAD_DTYPES:
+        raise RowError(
+            f"grad_dtype={facts.text('grad_dtype')[:40]!r}: expected {' or '.join(GRAD_DTYPES)}"
+        )
+    return stated or ("fp32" if _says(_FP32_GRADIENTS, facts.text("notes")) else "")
 
 
-def states_fused_cross_entropy(facts: Facts) -> bool:
-    """The notes say that the loss is one kernel."""
-    return _FUSED_LOSS.search(facts.text("notes")) is not None
+def stated_layer_split(facts: Facts) -> str:
+    """How the row says that layers are cut into stages; empty where it does not.
+
+    Raises:
+        RowError: another word than the columns' documentation has.
+    """
+    stated = facts.word("layer_split")
+    if stated not in ("", "even", "balanced"):
+        text = facts.text("layer_split")[:40]
+        raise RowError(f"layer_split={text!r}: expected even or balanced")
+    return stated
+
+
+def states_fused_cross_entropy(facts: Facts) -> bool | None:
+    """The notes say that the loss is one kernel, or that it is not; None where neither."""
+    return _says(_FUSED_LOSS, facts.text("notes"))
+
+
+def _says(pattern: re.Pattern[str], text: str) -> bool | None:
+    """What a text says about the words of a pattern: True, False where denied, None nothing.
+
+    A denial counts inside its clause alone: "no overlap; fused cross-entropy" says True.
+    """
+    said = None
+    for clause in _CLAUSE_ENDS.split(text):
+        for match in pattern.finditer(clause):
+            if _DENIED_BEFORE.search(clause[: match.start()]) or _DENIED_AFTER.match(
+                clause[match.end() :]
+            ):
+                return False
+            said = True
+    return said
 
 
 def _states_no_overlap(facts: Facts) -> bool:
-    return re.match(r"none\b", facts.text("overlap"), re.I) is not None
+    return _NO_OVERLAP.match(facts.text("overlap")) is not None
 
 
 def framework_variant(framework: FrameworkSpec, facts: Facts) -> FrameworkSpec:
@@ -99,13 +173,19 @@ def framework_variant(framework: FrameworkSpec, facts: Facts) -> FrameworkSpec:
 
     ``flash_attention`` True, fa2 or fa1 against False (the scores are stored); ``kernel=`` in the
     notes: fused or torch for the softmax without flash, an RMS kernel for the norms.
+
+    Raises:
+        RowError: another ``flash_attention``.
     """
     compute, memory = framework.compute, framework.memory
-    kernel = facts.text("flash_attention").lower()
-    if kernel in ("true", "fa1", "fa2", "fa3"):
-        compute = replace(compute, flash_attention=True)
-    elif kernel == "false":
-        compute = replace(compute, flash_attention=False)
+    kernel = facts.word("flash_attention")
+    flavours = ("fa1", "fa2", "fa3")
+    if kernel not in ("", *flavours, *SWITCH_WORDS):
+        expected = f"True, False or {', '.join(flavours)}"
+        raise RowError(f"flash_attention={kernel[:40]!r}: expected {expected}")
+    is_flash = True if kernel in flavours else facts.switch("flash_attention")
+    if is_flash is not None:
+        compute = replace(compute, flash_attention=is_flash)
     if kernel == "fa1":
         slower = {
             k: v * FLASH_ATTENTION_1_EFFICIENCY for k, v in compute.attention_efficiency.items()

@@ -12,6 +12,7 @@ import difflib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from parallelsim.errors import OutputError, ParallelSimError, SpecError
@@ -34,7 +35,16 @@ REQUIRED = (
 MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gb", "oom")
 """Columns of which a table must have one."""
 MAX_ROWS = 1_000_000
-_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+SANE: Mapping[str, tuple[float, float]] = {
+    "step_time_s": (1e-4, 1e6),
+    "tokens_per_s_per_gpu": (1e-3, 1e9),
+    "peak_memory_gb": (1e-3, 1e6),
+}
+"""Least and most of each measured quantity; what lies outside is no measurement of a step."""
+_TRUE, _FALSE = ("true", "yes", "1", "1.0", "on"), ("false", "no", "0", "0.0", "off")
+SWITCH_WORDS = _TRUE + _FALSE
+"""Words of a column that holds True or False."""
+_NONE = (*_FALSE, "none", "null", "nan", "n/a", "-")
 
 
 class RowError(ParallelSimError):
@@ -50,6 +60,18 @@ class Facts:
     def text(self, name: str) -> str:
         """The cell as written, without surrounding blanks; empty where it is not stated."""
         return (self.cells.get(name) or "").strip()
+
+    def word(self, name: str) -> str:
+        """The cell in lower case, as names of the catalogue and of plans are written."""
+        return self.text(name).lower()
+
+    def feature(self, name: str) -> str:
+        """The cell in lower case; empty too where it says that the run has none of it."""
+        text = self.word(name)
+        try:
+            return "" if text in _NONE or float(text) == 0 else text
+        except ValueError:
+            return text
 
     def number(self, name: str) -> float | None:
         """A finite number.
@@ -79,6 +101,17 @@ class Facts:
             raise RowError(f"{name} must be above 0, got {self.text(name)[:40]}")
         return value
 
+    def within(self, name: str, low: float, high: float) -> float | None:
+        """A number of a sane size.
+
+        Raises:
+            RowError: no number, or one that no run can have.
+        """
+        value = self.positive(name)
+        if value is not None and not low <= value <= high:
+            raise RowError(f"{name}={self.text(name)[:40]} is not within {low:g} to {high:g}")
+        return value
+
     def count(self, name: str, default: int | None = None) -> int | None:
         """A whole number of 1 or more, or the default.
 
@@ -93,6 +126,14 @@ class Facts:
                 f"{name} must be a whole number of 1 or more, got {self.text(name)[:40]}"
             )
         return int(value)
+
+    def count_or_zero(self, name: str) -> int:
+        """A whole number, 0 where none is stated or it says no.
+
+        Raises:
+            RowError: anything else.
+        """
+        return (self.count(name) or 0) if self.feature(name) else 0
 
     def required(self, name: str) -> int:
         """A whole number that has to be stated.
@@ -114,7 +155,7 @@ class Facts:
         text = self.text(name).lower()
         if not text:
             return None
-        if text not in _TRUE + _FALSE:
+        if text not in SWITCH_WORDS:
             raise RowError(f"{name} must be True or False, got {self.text(name)[:40]!r}")
         return text in _TRUE
 
@@ -130,7 +171,7 @@ class Run:
     """Catalogue name of the training software; empty where none is meant."""
     facts: Facts
     flag: str
-    """Empty, ``drop: why`` or ``apart: why``."""
+    """Empty, ``drop: why``, ``apart: why``, or another word, which keeps the run apart."""
     step_time_s: float | None
     peak_memory_bytes: float | None
     oom: bool | None
@@ -139,12 +180,21 @@ class Run:
     @property
     def is_dropped(self) -> bool:
         """Never to be scored."""
-        return self.flag.startswith("drop")
+        return _is_flag(self.flag, "drop")
 
     @property
     def is_apart(self) -> bool:
         """Scored, but reported in a separate block."""
-        return self.flag.startswith("apart")
+        return bool(self.flag) and not self.is_dropped
+
+    @property
+    def has_unknown_flag(self) -> bool:
+        """Kept apart for a word that is neither ``drop`` nor ``apart``."""
+        return self.is_apart and not _is_flag(self.flag, "apart")
+
+
+def _is_flag(flag: str, word: str) -> bool:
+    return flag.lower().partition(":")[0].strip() == word
 
 
 @dataclass(frozen=True)
@@ -179,17 +229,17 @@ def read_tables(paths: Sequence[str | os.PathLike[str]]) -> list[Run | BadRow]:
 def _run(cells: Mapping[str, str], number: int, file: str) -> Run | BadRow:
     facts = Facts(cells)
     name = facts.text("id") or f"{file} line {number}"
-    group = facts.text("group") or file
+    group = printable(facts.text("group") or file)
     if None in cells or any(value is None for value in cells.values()):
         return BadRow(name, group, "the row has more or fewer cells than the header")
     try:
-        memory = facts.positive("peak_memory_gb")
+        memory = facts.within("peak_memory_gb", *SANE["peak_memory_gb"])
         return Run(
             id=name,
             group=group,
-            framework=facts.text("framework"),
+            framework=facts.word("framework"),
             facts=facts,
-            flag=facts.text("flag"),
+            flag=printable(facts.text("flag")) if facts.feature("flag") else "",
             step_time_s=measured_step_time(facts),
             peak_memory_bytes=None if memory is None else memory * 1e9,
             oom=facts.switch("oom"),
@@ -198,13 +248,20 @@ def _run(cells: Mapping[str, str], number: int, file: str) -> Run | BadRow:
         return BadRow(name, group, str(error))
 
 
+def printable(text: str, most: int = 200) -> str:
+    """Text of a cell as it can stand in a line of a report."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
+
+
 def measured_step_time(facts: Facts) -> float | None:
     """Seconds of a step: as stated, or global batch x sequence / (tokens/s/GPU x GPUs).
 
     Raises:
-        RowError: both are stated and contradict each other by a factor above 2.
+        RowError: one is no step's, or both contradict each other by a factor above 2.
     """
-    stated, rate = facts.positive("step_time_s"), facts.positive("tokens_per_s_per_gpu")
+    stated, rate = (
+        facts.within(name, *SANE[name]) for name in ("step_time_s", "tokens_per_s_per_gpu")
+    )
     needed = [facts.count(name) for name in ("global_batch_size", "seq_length", "num_gpus")]
     if rate is None or None in needed:
         return stated
@@ -216,6 +273,12 @@ def measured_step_time(facts: Facts) -> float | None:
             f"step_time_s={stated:g} contradicts tokens_per_s_per_gpu, which gives {computed:.4g} "
             f"s{hint}"
         )
+    low, high = SANE["step_time_s"]
+    if stated is None and not low <= computed <= high:
+        raise RowError(
+            f"tokens_per_s_per_gpu={facts.text('tokens_per_s_per_gpu')[:40]} gives a step of "
+            f"{computed:.4g} s, not within {low:g} to {high:g}"
+        )
     return computed if stated is None else stated
 
 
@@ -226,12 +289,13 @@ def _rows(file: str) -> Iterator[tuple[int, Mapping[str, str]]]:
             if "\0" in stream.read(4096):
                 raise SpecError("not a text file; expected a CSV table", file=file)
             stream.seek(0)
-            reader = csv.DictReader(stream, strict=True)
-            _check_header(reader.fieldnames, file)
-            for count, cells in enumerate(reader):
-                if count >= MAX_ROWS:
-                    raise SpecError(f"more than {MAX_ROWS} rows", file=file)
-                yield reader.line_num, cells
+            with _cells_of_any_length():
+                reader = csv.DictReader(stream, strict=True)
+                _check_header(reader.fieldnames, file)
+                for count, cells in enumerate(reader):
+                    if count >= MAX_ROWS:
+                        raise SpecError(f"more than {MAX_ROWS} rows", file=file)
+                    yield reader.line_num, cells
     except UnicodeDecodeError:
         raise SpecError("not UTF-8 text; expected a CSV table", file=file) from None
     except csv.Error as error:
@@ -241,12 +305,28 @@ def _rows(file: str) -> Iterator[tuple[int, Mapping[str, str]]]:
         raise OutputError(f"{file}: cannot read the table: {reason}") from None
 
 
+@contextmanager
+def _cells_of_any_length() -> Iterator[None]:
+    """Without the module's limit of 131,072 characters: notes may hold a whole log."""
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
 def _check_header(header: Sequence[str] | None, file: str) -> None:
     if not header or not any(name.strip() for name in header):
         raise SpecError("the file is empty; expected a CSV table with a header", file=file)
     repeated = sorted({name for name in header if name and header.count(name) > 1})
     if repeated:
         raise SpecError(f"the column {repeated[0][:60]!r} stands there twice", file=file)
+    if len(header) == 1:
+        for other, shown in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+            if header[0].count(other) > 1:
+                raise SpecError(
+                    f"its columns are separated by {shown}; save it with commas", file=file
+                )
     missing = [name for name in REQUIRED if name not in header]
     if missing:
         raise SpecError(

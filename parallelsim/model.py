@@ -8,41 +8,20 @@ made of. Numbers are those of the unsharded model; what a GPU holds is computed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from parallelsim.errors import SpecError
-from parallelsim.layers import (
-    MLP,
-    Attention,
-    Block,
-    LatentAttention,
-    Layer,
-    MixtureOfExperts,
-    StateSpace,
-)
+from parallelsim.layer_checks import check_layer, check_range
+from parallelsim.layers import Attention, Block, LatentAttention, Layer, StateSpace
+from parallelsim.lora import LoRA
 
 VOCAB_PADDING = 128
 """Megatron pads the vocabulary to a multiple of this times tp
 (``--make-vocab-size-divisible-by``).
 """
 
-LIMITS: Mapping[str, tuple[int, int]] = {
-    "num_layers": (1, 10_000),
-    "hidden_size": (1, 10**6),
-    "vocab_size": (1, 10**8),
-    "max_seq_length": (1, 10**8),
-    "num_attention_heads": (1, 10**5),
-    "num_query_groups": (1, 10**5),
-    "head_dim": (1, 10**5),
-    "ffn_hidden_size": (1, 10**7),
-    "window": (1, 10**8),
-    "num_norms": (0, 8),
-    "num_experts": (1, 10**5),
-    "global_batch_tokens": (0, 10**12),
-}
-"""Smallest and largest value of each size: beyond any model, and far inside int64 and float64."""
 MAX_PARAMETERS = 10**15
 
 
@@ -66,7 +45,10 @@ class ModelSpec:
     blocks: tuple[Block, ...]
     tied_embeddings: bool = False
     position_embedding: str = "rope"
-    """rope, learned, alibi or none."""
+    """rope, learned, alibi, relative or none."""
+    relative_position_buckets: int = 0
+    """Rows of the learnt bias on attention scores, one column a head, that the layers of a stack
+    share (T5: 32 for the encoder and 32 for the decoder)."""
     rotary_base: float = 10_000.0
     """Base of the RoPE frequencies; only exported."""
     rotary_percent: float = 1.0
@@ -93,13 +75,22 @@ class ModelSpec:
     """
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    lora: LoRA | None = None
+    """Adapters that are trained in place of the model's own parameters; None: all are trained."""
 
     def __post_init__(self) -> None:
         for key in ("hidden_size", "vocab_size", "max_seq_length"):
-            _check_range(key, getattr(self, key))
+            check_range(key, getattr(self, key))
         for kind, _ in self.layer_kinds:
-            _check_layer(kind)
-        _check_range("num_layers", self.num_layers)
+            check_layer(kind)
+        check_range("num_layers", self.num_layers)
+        check_range("num_mtp_layers", self.num_mtp_layers)
+        check_range("relative_position_buckets", self.relative_position_buckets)
+        if self.relative_position_buckets and not isinstance(
+            self.blocks[0].layers[0].attention, Attention
+        ):
+            message = "needs attention heads in the first layer"
+            raise SpecError(message, key="relative_position_buckets")
         if min(block.repeat for block in self.blocks) < 1:
             raise SpecError("every block is repeated at least once", key="repeat")
         if not 0 <= self.seq_length <= self.max_seq_length:
@@ -107,7 +98,7 @@ class ModelSpec:
                 f"expected at most max_seq_length={self.max_seq_length}, got {self.seq_length}",
                 key="seq_length",
             )
-        _check_range("global_batch_tokens", self.default_global_batch_tokens)
+        check_range("global_batch_tokens", self.default_global_batch_tokens)
         if self.num_parameters > MAX_PARAMETERS:
             raise SpecError(
                 f"{self.num_parameters:.3g} parameters; at most {MAX_PARAMETERS:.0e} are accepted",
@@ -149,6 +140,11 @@ class ModelSpec:
         """The other kinds: those that every stage holds in about the same proportion."""
         return _count_kinds(self.blocks[self.num_leading_blocks :])
 
+    @cached_property
+    def num_stacks(self) -> int:
+        """2 for an encoder and a decoder (layers with cross-attention), else 1."""
+        return 2 if any(layer.cross_attention for layer, _ in self.layer_kinds) else 1
+
     def norm_parameters(self) -> int:
         """Parameters of one normalisation over the hidden size."""
         return self.hidden_size * (2 if self.norm_bias else 1)
@@ -167,17 +163,25 @@ class ModelSpec:
         return self.num_mtp_layers * each
 
     def embedding_parameters(self) -> int:
-        """Token, position and token-type embeddings with their norm."""
+        """Token, position and token-type embeddings with their norm, tables of relative positions.
+
+        An encoder and its decoder share the token embedding.
+        """
         h = self.hidden_size
         positions = self.max_seq_length * h if self.position_embedding == "learned" else 0
         norm = self.norm_parameters() if self.embedding_norm else 0
-        return self.vocab_size * h + positions + self.num_token_types * h + norm
+        first = self.blocks[0].layers[0].attention
+        heads = first.num_heads if first is not None else 0
+        relative = self.num_stacks * self.relative_position_buckets * heads
+        return self.vocab_size * h + positions + self.num_token_types * h + norm + relative
 
     def head_parameters(self) -> int:
-        """Final norm, head transform, logits bias, and the output matrix where it is not tied."""
+        """Final norm of each stack, head transform, logits bias, and the output matrix where it is
+        not tied.
+        """
         h = self.hidden_size
         total = 0 if self.tied_embeddings else self.vocab_size * h
-        total += self.norm_parameters() if self.final_norm else 0
+        total += self.num_stacks * self.norm_parameters() if self.final_norm else 0
         total += h * h + h + self.norm_parameters() if self.head_transform else 0
         total += h * h + h if self.pooler else 0
         return total + (self.vocab_size if self.output_bias else 0)
@@ -214,14 +218,41 @@ class ModelSpec:
                 idle += count * (experts.num_parameters(h) - experts.active_parameters(h))
         return self.num_parameters - idle
 
-    def flops_per_sequence(self) -> float:
-        """Model FLOPs of forward and backward for one sequence: 3 x (2 per multiply-add of every
-        GEMM).
+    @cached_property
+    def num_trainable_parameters(self) -> int:
+        """Those that the optimizer updates: all, or the adapters alone.
 
-        6 s (sum of layer GEMM weights + h V) + 12 q pairs for each layer, with causal pairs s^2 / 2
-        (Megatron's ``num_floating_point_operations``); of experts, those that a token is sent to.
-        Each multi-token-prediction module adds a layer, 2 h^2 weights and a head. Not counted:
-        recompute, norms, routers, embedding look-up, vocabulary padding.
+        Llama 2 70B with rank 16 on QKV and projection: 80 * 16 * (8192 + 10240 + 2 * 8192).
+
+        >>> from parallelsim import load_model
+        >>> from parallelsim.lora import LoRA
+        >>> from dataclasses import replace
+        >>> lora = LoRA(rank=16, targets=("linear_qkv", "linear_proj"))
+        >>> replace(load_model("llama2-70b"), lora=lora).num_trainable_parameters
+        44564480
+        """
+        if self.lora is None:
+            return self.num_parameters + self.mtp_parameters()
+        lora, h = self.lora, self.hidden_size
+        adapters = sum(n * lora.layer_parameters(layer, h) for layer, n in self.layer_kinds)
+        return adapters + self.num_mtp_layers * lora.layer_parameters(self.layers[-1], h)
+
+    def flops_per_sequence(self) -> float:
+        """Model FLOPs of forward and backward for one sequence of s tokens.
+
+        F = 3 * 2 s (sum of W + h V (1 + M) + 2 h^2 M) + 12 sum of a d P + 3 * 7 s sum of i n
+
+        W: weights of a layer's GEMMs; of experts, those of the top_k that a token is sent to and
+        of shared ones, without the router. V: vocabulary. M: multi-token-prediction modules, each
+        one more last layer, a projection of 2 h columns and a head. a, d, P: heads, their width
+        (latent attention: the mean of the query's and the value's) and query-key pairs, s^2 / 2
+        where causal. i, n: inner width and states of a scan. Layers of another sequence length
+        (an encoder) count with theirs.
+
+        Equal to Megatron's ``num_floating_point_operations`` but for its norms of latents and of
+        multi-token prediction (below 1e-5), and for what it ignores: windows (it counts the full
+        triangle), encoders and bidirectional attention. Not counted here nor there: recompute,
+        norms, routers, the embedding. Megatron counts the padded vocabulary, this the published.
         """
         h, s = self.hidden_size, self.seq_length
         heads = 1 + self.num_mtp_layers
@@ -247,6 +278,17 @@ class ModelSpec:
                 total += 3.0 * s * part.scan_flops_per_token()
         return total
 
+    def with_load_quantile(self, quantile: float) -> ModelSpec:
+        """The same model with experts loaded as at this quantile, in (0, 1), of their spread."""
+
+        def loaded(layer: Layer) -> Layer:
+            if layer.experts is None:
+                return layer
+            return replace(layer, experts=replace(layer.experts, load_quantile=quantile))
+
+        blocks = (Block(b.repeat, tuple(loaded(layer) for layer in b.layers)) for b in self.blocks)
+        return replace(self, blocks=tuple(blocks))
+
     def with_seq_length(self, seq_length: int) -> ModelSpec:
         """The same model trained on sequences of ``seq_length`` tokens.
 
@@ -271,47 +313,3 @@ def _count_kinds(blocks: Sequence[Block]) -> tuple[tuple[Layer, int], ...]:
         for layer in block.layers:
             counts[layer] = counts.get(layer, 0) + block.repeat
     return tuple(counts.items())
-
-
-def _check_range(key: str, value: int) -> None:
-    low, high = LIMITS[key]
-    if not low <= value <= high:
-        raise SpecError(f"expected {low} to {high}, got {value}", key=key)
-
-
-def _check_layer(layer: Layer) -> None:
-    if not layer.sublayers:
-        raise SpecError("a layer needs at least one sub-layer", key="layers")
-    if layer.mlp is not None and layer.experts is not None:
-        raise SpecError("a layer has an mlp or experts, not both", key="experts")
-    _check_range("num_norms", layer.num_norms)
-    for part in layer.sublayers:
-        if isinstance(part, Attention):
-            _check_attention(part)
-        elif isinstance(part, MLP):
-            _check_range("ffn_hidden_size", part.ffn_hidden_size)
-        elif isinstance(part, MixtureOfExperts):
-            _check_experts(part)
-
-
-def _check_attention(attention: Attention) -> None:
-    _check_range("num_attention_heads", attention.num_heads)
-    _check_range("num_query_groups", attention.num_query_groups)
-    _check_range("head_dim", attention.head_dim)
-    if attention.window is not None:
-        _check_range("window", attention.window)
-    if attention.num_heads % attention.num_query_groups:
-        raise SpecError(
-            f"{attention.num_heads} heads cannot share {attention.num_query_groups} key/value "
-            "groups evenly",
-            key="num_query_groups",
-        )
-
-
-def _check_experts(experts: MixtureOfExperts) -> None:
-    _check_range("num_experts", experts.num_experts)
-    _check_range("ffn_hidden_size", experts.ffn_hidden_size)
-    if not 1 <= experts.top_k <= experts.num_experts:
-        raise SpecError(
-            f"expected 1 to num_experts={experts.num_experts}, got {experts.top_k}", key="top_k"
-        )

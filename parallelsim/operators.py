@@ -77,9 +77,7 @@ class Gemm(NamedTuple):
 
 
 class GroupedGemm(NamedTuple):
-    """``num_products`` products of one shape in one kernel: the experts of a rank; one entry for each
-    key.
-    """
+    """Products of one shape in one kernel, those of a rank's experts; one entry for each key."""
 
     num_products: FloatArray
     m: FloatArray

@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -265,11 +265,19 @@ def _absolute(name: str, folder: Path) -> str:
     return os.path.relpath(folder / name) if (folder / name).exists() else str(folder / name)
 
 
-def check_writable(path: str | Path, *, force: bool = False) -> None:
+def check_writable(
+    path: str | Path, *, force: bool = False, inputs: Iterable[str | Path] = ()
+) -> None:
     """Refuse early, before a search, what :func:`write_text` would refuse.
 
+    Args:
+        path: where to write.
+        force: an existing file may be replaced.
+        inputs: files that the same command reads, which even ``force`` never replaces.
+
     Raises:
-        OutputError: the file exists (without ``force``), its folder does not, or no permission.
+        OutputError: the file exists (without ``force``) or is an input, is read-only, its folder
+            does not exist, or no permission.
     """
     shown = _shown(path)
     if not str(path):
@@ -283,10 +291,14 @@ def check_writable(path: str | Path, *, force: bool = False) -> None:
     if os.path.exists(target):
         if not (_is_regular(target) or stat.S_ISCHR(os.stat(target).st_mode)):
             raise OutputError(f"{shown}: is a pipe, socket or disk, expected a file name")
+        if any(os.path.exists(name) and os.path.samefile(name, target) for name in inputs):
+            raise OutputError(f"{shown}: is an input of this command; use another name")
         if _is_regular(target) and not force:
             raise OutputError(
                 f"{shown}: exists already; use --force to replace it, or another name"
             )
+        if _is_regular(target) and _is_read_only(target):
+            raise OutputError(f"{shown}: the file is read-only; make it writable or use another")
     elif not os.path.isdir(folder):
         raise OutputError(f"{shown}: the folder does not exist")
     if not os.access(
@@ -358,6 +370,11 @@ def _target(path: str | Path) -> str:
         return os.path.realpath(path)
     except (OSError, ValueError) as error:
         raise OutputError(f"{_shown(path)}: cannot write: {error}") from None
+
+
+def _is_read_only(target: str) -> bool:
+    """Nobody, or not this user, may write to it; a superuser's access alone does not tell."""
+    return not (os.stat(target).st_mode & 0o222 and os.access(target, os.W_OK))
 
 
 def _is_regular(target: str) -> bool:

@@ -8,6 +8,7 @@ themselves are in ``rule_shapes``, ``rule_stages``, ``rule_experts`` and ``rule_
 from __future__ import annotations
 
 import sys
+from collections.abc import Container
 
 import numpy as np
 
@@ -57,10 +58,21 @@ def reasons(mask: int) -> list[str]:
 
 
 def explain(
-    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    ignored: Container[str] = (),
 ) -> list[str]:
-    """One message for each rule that the plan breaks: the numbers, and what to do."""
+    """One message for each rule that the plan breaks: the numbers, and what to do.
+
+    Rules named in ``ignored`` are left out.
+    """
     plans = PlanBatch.from_plans([plan])
     context = context_of(model, cluster, framework, plans)
     mask = int(_mask(context, plans)[0])
-    return [rule.explain(context, plan) for i, rule in enumerate(RULES) if mask >> i & 1]
+    return [
+        rule.explain(context, plan)
+        for i, rule in enumerate(RULES)
+        if mask >> i & 1 and rule.name not in ignored
+    ]

@@ -33,6 +33,7 @@ class RunDefaults:
     overlap_with_zero: bool = True
     """The gradient reduction is overlapped with a sharded optimizer too."""
     cross_entropy_fusion: bool = False
+    moe_dispatcher: str = "all-to-all"
     dropout: float = 0.0
     """Of models without gated MLP; gated ones are trained without."""
     plain_positions: str = "learned"
@@ -64,6 +65,7 @@ DEFAULTS: Mapping[str, RunDefaults] = {
         overlap_grad_reduce=True,
         overlap_param_gather=True,
         cross_entropy_fusion=True,
+        moe_dispatcher="deepep",
         plain_positions="rope",
     ),
     "megatron-lm-2022": RunDefaults(

@@ -41,6 +41,8 @@ class _Format:
     value: re.Pattern[str]
     is_time: bool
     """Milliseconds of a step; else tokens/s of a GPU."""
+    frameworks: tuple[str, ...]
+    """Catalogue names of the software that prints it."""
 
 
 _FORMATS = (
@@ -50,6 +52,7 @@ _FORMATS = (
         re.compile(r"\biteration\s+(\d+)\s*/\s*(?:\d+|infinity)\s*\|", re.I),
         re.compile(rf"elapsed time per iteration \(ms\):\s*{_NUMBER}", re.I),
         True,
+        ("megatron-core", "megatron-lm-2021", "megatron-lm-2022", "megatron-deepspeed"),
     ),
     _Format(
         "nanotron",
@@ -57,6 +60,7 @@ _FORMATS = (
         re.compile(r"\biteration:\s*([\d.]+[KMB]?)\s*/"),
         re.compile(rf"\b(?:elapsed_)?time_per_iteration_ms:\s*{_NUMBER}"),
         True,
+        ("nanotron",),
     ),
     _Format(
         "torchtitan",
@@ -64,6 +68,7 @@ _FORMATS = (
         re.compile(r"\bstep:\s*(\d+)\b"),
         re.compile(rf"\b[tw]ps:\s*{_NUMBER}"),
         False,
+        ("torchtitan",),
     ),
 )
 _RESERVED = (
@@ -113,12 +118,13 @@ def read_log(path: str | os.PathLike[str]) -> RunLog:
     count = 0
     for line in _lines(file):
         count += 1
-        reader.read(line)
+        if line:
+            reader.read(line)
     return reader.result(file, count)
 
 
 def _lines(file: str) -> Iterator[str]:
-    """Lines that may matter, without colours; carriage returns end lines too."""
+    """Lines without colours, empty those that cannot matter; carriage returns end lines too."""
     try:
         with open(file, "rb") as stream:
             if b"\0" in stream.read(4096):
@@ -129,6 +135,8 @@ def _lines(file: str) -> Iterator[str]:
                     text = piece.decode("utf-8", errors="replace")
                     text = _COLOURS.sub("", text) if "\x1b" in text else text
                     yield from text.split("\r")
+                else:
+                    yield ""
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OutputError(f"{file}: cannot read the log: {reason}") from None
@@ -199,6 +207,15 @@ class _Reader:
             num_steps=len(ordered) - cut,
             skipped=dict(self.skipped),
         )
+
+
+def contradicts(log: RunLog, framework: str) -> bool:
+    """The log's lines are those of other software than the framework of this catalogue name.
+
+    Software whose own lines are not known contradicts nothing.
+    """
+    known = {name: form.name for form in _FORMATS for name in form.frameworks}
+    return known.get(framework, log.software) != log.software
 
 
 def _largest(line: str, patterns: tuple[tuple[str, re.Pattern[str], float], ...]) -> float:

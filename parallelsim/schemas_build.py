@@ -34,7 +34,16 @@ from parallelsim.framework import (
     MemoryFacts,
     OverlapFacts,
 )
-from parallelsim.layers import MLP, Attention, Block, Layer
+from parallelsim.layers import (
+    MLP,
+    Attention,
+    Block,
+    LatentAttention,
+    Layer,
+    MixtureOfExperts,
+    StateSpace,
+)
+from parallelsim.lora import LoRA
 from parallelsim.model import ModelSpec
 from parallelsim.units import GB, GIB, MIB, MICRO, TERA
 from parallelsim.yaml_io import in_file, shown, shown_file
@@ -73,6 +82,7 @@ def build_model(data: File, file: str) -> ModelSpec:
             name=data["name"],
             default_global_batch_tokens=training.get("global_batch_tokens") or 0,
             blocks=tuple(_block(block) for block in architecture["blocks"]),
+            lora=_record(LoRA, training["lora"]) if training.get("lora") else None,
         )
     except SpecError as error:
         raise in_file(error, file) from None
@@ -175,14 +185,33 @@ def _block(block: File) -> Block:
     return Block(block["repeat"], tuple(_layer(layer) for layer in block["layers"]))
 
 
+SUB_LAYERS: Mapping[str, tuple[str, type, Mapping[str, str]]] = {
+    "attention": ("attention", Attention, {"num_heads": "num_attention_heads"}),
+    "latent_attention": ("attention", LatentAttention, {"num_heads": "num_attention_heads"}),
+    "state_space": ("state_space", StateSpace, {}),
+    "cross_attention": ("cross_attention", Attention, {"num_heads": "num_attention_heads"}),
+    "mlp": ("mlp", MLP, {}),
+    "experts": ("experts", MixtureOfExperts, {}),
+}
+"""Key of a layer's mapping -> field of :class:`Layer`, its kind, and fields of other names."""
+
+
 def _layer(layer: File) -> Layer:
-    attention = layer["attention"]
-    return _record(
-        Layer,
-        layer,
-        attention=_record(Attention, attention, num_heads=attention["num_attention_heads"]),
-        mlp=_record(MLP, layer["mlp"]),
-    )
+    """The layer, with one norm for each sub-layer where the file does not say."""
+    parts: dict[str, Any] = {}
+    for key, (field, kind, names) in SUB_LAYERS.items():
+        if (part := layer.get(key)) is None:
+            continue
+        if field in parts:
+            message = "a layer has attention or latent_attention, not both"
+            raise SpecError(message, key="latent_attention")
+        given = {ours: part[theirs] for ours, theirs in names.items()}
+        if key == "cross_attention":  # every token sees the whole other sequence
+            given["causal"] = False
+        parts[field] = _record(kind, part, **given)
+    num_norms = layer.get("num_norms", len(parts))
+    switches = {key: layer[key] for key in ("parallel", "seq_length") if key in layer}
+    return Layer(**parts, **switches, num_norms=num_norms)
 
 
 def _collective(lines: Iterable[File]) -> CollectiveFit:

@@ -39,7 +39,7 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
 
 def _schema(name: str, group: type) -> type[StrictModel]:
     """A pydantic mirror of a dataclass: the same names and types, lists for tuples, and a
-    source.
+    source; fields with a default may be left out.
     """
     hints = get_type_hints(group)
     members: dict[str, Any] = {"source": (str | None, OPTIONAL)}

@@ -28,6 +28,7 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 
+Activation = Literal["silu", "clamped-silu", "gelu", "relu", "squared-relu"]
 Schema = TypeVar("Schema", bound=StrictModel)
 
 
@@ -42,6 +43,45 @@ class AttentionFile(StrictModel):
     qk_norm: bool = OPTIONAL
     causal: bool = OPTIONAL
     window: int | None = OPTIONAL
+    chunked: bool = OPTIONAL
+    sinks: bool = OPTIONAL
+
+
+class CrossAttentionFile(StrictModel):
+    """Softmax attention over the whole of another sequence."""
+
+    num_attention_heads: int
+    num_query_groups: int
+    head_dim: int
+    qkv_bias: bool = OPTIONAL
+    output_bias: bool = OPTIONAL
+    qk_norm: bool = OPTIONAL
+    kv_seq_length: int
+    kv_hidden_size: int | None = OPTIONAL
+
+
+class LatentAttentionFile(StrictModel):
+    """Multi-head latent attention."""
+
+    num_attention_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = OPTIONAL
+    causal: bool = OPTIONAL
+
+
+class StateSpaceFile(StrictModel):
+    """A Mamba-2 mixer."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int = OPTIONAL
+    chunk_size: int = OPTIONAL
+    conv_bias: bool = OPTIONAL
 
 
 class MLPFile(StrictModel):
@@ -49,17 +89,45 @@ class MLPFile(StrictModel):
 
     ffn_hidden_size: int
     gated: bool
-    activation: Literal["silu", "gelu", "squared-relu"]
+    activation: Activation
     bias: bool = OPTIONAL
 
 
-class LayerFile(StrictModel):
-    """One transformer layer."""
+class ExpertsFile(StrictModel):
+    """A mixture of experts."""
 
-    attention: AttentionFile
-    mlp: MLPFile
+    num_experts: int
+    top_k: int
+    ffn_hidden_size: int
+    gated: bool
+    activation: Activation
+    bias: bool = OPTIONAL
+    shared_ffn_hidden_size: int = OPTIONAL
+    shared_gate: bool = OPTIONAL
+    router: Literal["softmax", "sigmoid"] = OPTIONAL
+    router_bias: bool = OPTIONAL
+    num_groups: int = OPTIONAL
+    group_top_k: int = OPTIONAL
+    capacity_factor: float | None = OPTIONAL
+    load_cv: float = OPTIONAL
+    latent_size: int | None = OPTIONAL
+
+
+class LayerFile(StrictModel):
+    """One layer: its sub-layers in the order in which they run.
+
+    Without ``num_norms`` there is one for each sub-layer.
+    """
+
+    attention: AttentionFile | None = OPTIONAL
+    latent_attention: LatentAttentionFile | None = OPTIONAL
+    state_space: StateSpaceFile | None = OPTIONAL
+    cross_attention: CrossAttentionFile | None = OPTIONAL
+    mlp: MLPFile | None = OPTIONAL
+    experts: ExpertsFile | None = OPTIONAL
     num_norms: int = OPTIONAL
     parallel: bool = OPTIONAL
+    seq_length: int | None = OPTIONAL
 
 
 class BlockFile(StrictModel):
@@ -76,7 +144,7 @@ class ArchitectureFile(StrictModel):
     hidden_size: int
     vocab_size: int
     max_seq_length: int
-    position_embedding: Literal["rope", "learned", "alibi", "none"]
+    position_embedding: Literal["rope", "learned", "alibi", "relative", "none"]
     norm: Literal["rmsnorm", "layernorm"]
     tied_embeddings: bool
     rotary_base: float = Field(default=OPTIONAL, ge=1, le=1e12)
@@ -88,7 +156,16 @@ class ArchitectureFile(StrictModel):
     output_bias: bool = OPTIONAL
     head_transform: bool = OPTIONAL
     pooler: bool = OPTIONAL
+    relative_position_buckets: int = OPTIONAL
+    num_mtp_layers: int = OPTIONAL
     blocks: list[BlockFile] = Field(min_length=1, max_length=1000)
+
+
+class LoRAFile(StrictModel):
+    """Adapters that are trained in place of the model's own parameters."""
+
+    rank: int
+    targets: list[str] = OPTIONAL
 
 
 class TrainingFile(StrictModel):
@@ -99,6 +176,7 @@ class TrainingFile(StrictModel):
     global_batch_tokens: int | None = Field(default=OPTIONAL, ge=1)
     hidden_dropout: float = Field(default=OPTIONAL, ge=0, lt=1)
     attention_dropout: float = Field(default=OPTIONAL, ge=0, lt=1)
+    lora: LoRAFile | None = OPTIONAL
 
 
 class PublishedFile(StrictModel):

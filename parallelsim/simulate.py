@@ -128,6 +128,14 @@ class Simulation:
         """See ``step_time_low_s``; shape [P]."""
         return self.step_time_s * self._interval_factor
 
+    def step_time_p95_s(self, index: int) -> float:
+        """Seconds of one plan's step where the busiest experts are as loaded as at the 95th
+        percentile of the model's ``load_cv``; ``step_time_s`` is the median.
+        """
+        skewed = self.model.with_load_quantile(0.95)
+        plan = self.plans.plan(index)
+        return float(simulate(skewed, self.cluster, self.framework, plan).step_time_s[0])
+
     @property
     def _interval_factor(self) -> FloatArray:
         return interval_factor(regime_of(self.cluster, self.framework), self.exposed_frac)
@@ -154,6 +162,8 @@ class Simulation:
         """
         plan = self.plans.plan(index)
         row: dict[str, Any] = {name: float(getattr(self, name)[index]) for name in RATES}
+        if self.model.has_experts:
+            row["step_time_p95_s"] = self.step_time_p95_s(index)
         row["regime"] = self.regime
         row["feasible"] = bool(self.feasible[index])
         row["reasons"] = reasons(int(self.reasons[index]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from parallelsim.errors import SpecError
+from parallelsim.layers import Attention
 from parallelsim.model import ModelSpec
 
 
@@ -37,6 +38,10 @@ def stage_split(model: ModelSpec, pp: int, vpp: int, split: str) -> dict[str, An
         return {"layout": "embedding-loss"}
     if layers % pp == 0:
         return {"layout": "even"}
+    slots = vpp * -(-(layers + 2 + model.num_mtp_layers) // (pp * vpp))
+    last = layers - (slots - vpp) - slots * (pp - 2)
+    if vpp > 1 and pp > 1 and 0 < last <= slots:
+        return _first_last([slots - vpp] + [slots] * (pp - 2) + [last])
     most = -(-layers // pp)
     if layers - most * (pp - 1) < 1:
         most = layers // pp
@@ -45,11 +50,12 @@ def stage_split(model: ModelSpec, pp: int, vpp: int, split: str) -> dict[str, An
 
 def layer_and_head_cost(model: ModelSpec) -> tuple[float, float]:
     """Multiply-adds for each token of a layer's matrices and of the output matrix."""
-    attention, mlp = model.layers[0].attention, model.layers[0].mlp
     h = model.hidden_size
-    layer = 2.0 * h * (attention.query_width + attention.kv_width)
-    layer += (3.0 if mlp.gated else 2.0) * h * mlp.ffn_hidden_size
-    return layer, float(h) * model.vocab_size
+    weights = [
+        count * sum(part.gemm_weights(h) for part in layer.sublayers)
+        for layer, count in model.layer_kinds
+    ]
+    return sum(weights) / model.num_layers, float(h) * model.vocab_size
 
 
 def by_cost(model: ModelSpec, pp: int) -> list[int]:
@@ -59,8 +65,10 @@ def by_cost(model: ModelSpec, pp: int) -> list[int]:
     layer (whatever the key/value heads) and V h for the output matrix, models/llama.py
     get_block_compute_costs.
     """
-    attention, mlp, h = model.layers[0].attention, model.layers[0].mlp, model.hidden_size
-    layer = 4.0 * attention.query_width * h + 3.0 * mlp.ffn_hidden_size * h
+    h, first = model.hidden_size, model.layers[0]
+    if not isinstance(first.attention, Attention) or first.mlp is None:
+        raise SpecError("stages by cost are known for plain transformers alone", key="layer_split")
+    layer = 4.0 * first.attention.query_width * h + 3.0 * first.mlp.ffn_hidden_size * h
     total = model.num_layers * layer + float(h) * model.vocab_size
     counts, stage, cumulative = [0] * pp, 0, 0.0
     for _ in range(model.num_layers):

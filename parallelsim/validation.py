@@ -10,14 +10,16 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
+from parallelsim.catalog import framework_names, load_framework
 from parallelsim.errors import SpecError
 from parallelsim.measured_cases import Case, CaseBuilder
-from parallelsim.measurements import BadRow, RowError, Run, read_tables
+from parallelsim.measurements import BadRow, RowError, Run, printable, read_tables
 from parallelsim.plan import PlanBatch
-from parallelsim.rules import reasons
+from parallelsim.rules import explain, reasons
 from parallelsim.scores import (
     FITS_BELOW,
     SMALLEST_SET,
@@ -71,6 +73,11 @@ class ScoredRow:
     def is_apart(self) -> bool:
         """Scored, but not part of the main report."""
         return self.case is not None and self.run.is_apart
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it fits is a prediction, not what the recompute was chosen by."""
+        return self.case is not None and not self.case.recompute_is_free
 
     @property
     def predicted_fits(self) -> bool:
@@ -142,7 +149,7 @@ def part(name: str, rows: Sequence[ScoredRow]) -> Part:
     """Scores of some scored rows."""
     timed = [row for row in rows if row.run.step_time_s is not None]
     weighed = [row for row in rows if row.run.peak_memory_bytes is not None and not row.run.oom]
-    judged = [row for row in rows if row.run.oom is not None]
+    judged = [row for row in rows if row.run.oom is not None and row.is_judged]
     return Part(
         name,
         len(rows),
@@ -205,7 +212,7 @@ def validate(tables: Sequence[str | os.PathLike[str]], framework: str | None = N
         try:
             case = _case(run, builder)
         except RowError as error:
-            rows.append(ScoredRow(run.id, run.group, str(error)))
+            rows.append(ScoredRow(run.id, run.group, printable(str(error), 1000)))
             continue
         cases.append((len(rows), case))
         rows.append(ScoredRow(case.run.id, case.run.group, ""))
@@ -229,7 +236,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
     """A row for each case: simulated in batches of one model, cluster and framework.
 
     A run that states no recompute and would not fit is predicted again with heavier kinds,
-    lightest first.
+    lightest first, whatever was measured.
     """
     current = list(cases)
     results: list[ScoredRow | None] = [None] * len(current)
@@ -251,7 +258,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
             for position, i in enumerate(index):
                 case = current[i]
                 use = float(simulation.memory_use_frac[position])
-                if use > TIGHT_LIMIT and case.recomputes and not case.run.oom:
+                if use > TIGHT_LIMIT and case.recomputes:
                     current[i] = _heavier(case)
                     again.append(i)
                     continue
@@ -260,7 +267,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
                     float(simulation.step_time_s[position]),
                     float(simulation.peak_memory_bytes[position]),
                     use,
-                    reasons(int(simulation.reasons[position])),
+                    int(simulation.reasons[position]),
                     float(exposed[position]),
                 )
         pending = again
@@ -279,19 +286,36 @@ def _heavier(case: Case) -> Case:
 
 
 def _row(
-    case: Case, step_time_s: float, peak: float, use: float, broken: list[str], exposed: float
+    case: Case, step_time_s: float, peak: float, use: float, broken: int, exposed: float
 ) -> ScoredRow:
     run = case.run
-    broken = [name for name in broken if name not in LAYOUT_RULES]
-    if broken:
-        return ScoredRow(
-            run.id, run.group, f"{case.framework.name} cannot run it: {', '.join(broken)}"
-        )
+    names = [name for name in reasons(broken) if name not in LAYOUT_RULES]
+    if names:
+        why = explain(case.model, case.cluster, case.framework, case.plan, LAYOUT_RULES)
+        if "framework-runs-on-accelerator" in names:
+            others = _frameworks_for(case.cluster.accelerator.compute_capability or 0.0)
+            why.append(f"on this GPU run {', '.join(others) or 'none of the catalogue'}")
+        return ScoredRow(run.id, run.group, f"cannot run: {'; '.join(why)}")
     if not (np.isfinite(step_time_s) and np.isfinite(use)):
         return ScoredRow(run.id, run.group, "no finite prediction: an efficiency is not known")
     notes = [run.flag] if run.flag else []
+    if run.has_unknown_flag:
+        notes = [f"unknown flag {run.flag!r}, kept apart; expected 'drop: why' or 'apart: why'"]
+    if not case.cluster.accelerator.measured:
+        notes.append(f"{case.cluster.accelerator.name} was not measured: its family's efficiencies")
     notes += ["assumed " + ", ".join(case.assumed)] if case.assumed else []
     return ScoredRow(run.id, run.group, "; ".join(notes), case, step_time_s, peak, use, exposed)
+
+
+@cache
+def _frameworks_for(compute_capability: float) -> tuple[str, ...]:
+    """The catalogue's software that has kernels for such a GPU."""
+    loaded = [load_framework(name) for name in framework_names()]
+    return tuple(
+        framework.name
+        for framework in loaded
+        if framework.capabilities.min_compute_capability <= compute_capability
+    )
 
 
 def _check_units(rows: Sequence[ScoredRow], tables: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import IntArray, PlanBatch, code
-from parallelsim.rule_context import BoolArray
+from parallelsim.rule_context import BoolArray, ModelFacts, model_facts
 from parallelsim.rule_stages import FULL
 
 BLOCK_PLANS = 1 << 16
@@ -180,6 +180,10 @@ class SearchSpace:
         return degree_values(self.model, self.cluster, self.framework, self._asked)
 
     @cached_property
+    def _facts(self) -> ModelFacts:
+        return model_facts(self.model)
+
+    @cached_property
     def _experts(self) -> ExpertChoices:
         can = self.framework.capabilities
         return ExpertChoices.of(self.model, self.cluster, can, self._asked, self.precision)
@@ -232,7 +236,7 @@ class SearchSpace:
                 many_tp=many_tp,
                 many_cp=many_cp,
                 many_shards=many_shards,
-                has_experts=self.model.has_experts,
+                model=self._facts,
             )
             table = np.array(list(rows), np.int64).reshape(-1, len(SWITCHES))
             self._switch_tables[key] = table

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from parallelsim.search.asked import Asked
 
 from parallelsim.framework import Capabilities
+from parallelsim.rule_context import ModelFacts
 
 SWITCHES = (
     "sequence_parallel",
@@ -30,25 +31,28 @@ def switch_rows(
     many_tp: bool,
     many_cp: bool,
     many_shards: bool,
-    has_experts: bool,
+    model: ModelFacts,
 ) -> Iterator[tuple[int, ...]]:
     """Values of :data:`SWITCHES`, given which degrees are above 1.
 
-    A mixture of experts needs sequence parallelism wherever tp > 1.
+    A mixture of experts needs sequence parallelism wherever tp > 1; latent attention and sinks
+    have one kind of context parallelism.
     """
     sharding = (False, True) if many_tp and can.sequence_parallel else (False,)
     zeros = [z for z in can.zero_stages if z == 0 or many_shards]
     kinds = can.cp_comm_types if many_cp else ("p2p",)
+    only = "p2p" if model.has_latent_attention else "a2a" if model.has_sinks else None
+    usual_kinds = [kind for kind in kinds if only in (None, kind) or not many_cp]
     fusion = (False, True) if can.cross_entropy_fusion else (False,)
     graphs = (False, True) if can.cuda_graphs else (False,)
     for zero, kind, fused, graph, dtype in itertools.product(
         asked.allowed("zero", zeros, zeros),
-        asked.allowed("cp_comm_type", kinds, kinds),
+        asked.allowed("cp_comm_type", usual_kinds, kinds),
         asked.allowed("cross_entropy_fusion", fusion[-1:], fusion),
         asked.allowed("cuda_graphs", graphs[:1], graphs),
         asked.allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
     ):
-        usual = sharding[-1:] if has_experts else sharding
+        usual = sharding[-1:] if model.experts else sharding
         for sp in asked.allowed("sequence_parallel", usual, sharding):
             buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
             for user_buffers in asked.allowed("tp_comm_overlap", buffers[-1:], buffers):

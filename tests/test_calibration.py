@@ -373,3 +373,28 @@ def test_a_log_without_plan_is_refused(tmp_path: Path) -> None:
     result = invoke("calibrate", log, "--cluster", "hgx-h100")
     assert result.exit_code == 1
     assert "--plan" in result.output
+
+
+def test_a_log_of_other_software_needs_its_name(tmp_path: Path) -> None:
+    plans, log = tmp_path / "plans.yaml", tmp_path / "train.log"
+    made = invoke("plan", "-m", "llama3-8b", "-n", "8", "-b", "8", "--fix", "tp=8", "-o", plans)
+    assert made.exit_code == 0, made.output
+    seconds = json.loads(invoke("simulate", "--plan", plans, "--json").stdout)["step_time_s"]
+    lines = [f"iteration: {i} / 9 | time_per_iteration_ms: {1e3 * seconds}" for i in range(1, 9)]
+    log.write_text("\n".join(lines))
+    args = ("calibrate", log, "-c", "hgx-h100", "--plan", plans)
+    refused = invoke(*args)
+    assert refused.exit_code == 1
+    assert "a log of nanotron, but" in refused.stderr
+    assert "is a plan for megatron-core" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    named = invoke(*args, "--framework", "megatron-core")
+    assert named.exit_code == 0, named.output
+    assert "fitted as megatron-core as --framework says" in named.stderr
+
+
+def test_one_run_has_nothing_left_out(tmp_path: Path) -> None:
+    one = invoke("calibrate", write_table(tmp_path / "a.csv", ROWS[0]), "-c", "hgx-h100")
+    assert "Left out:" not in one.output
+    three = invoke("calibrate", write_table(tmp_path / "b.csv", *ROWS), "-c", "hgx-h100")
+    assert "Left out:" in three.output

@@ -19,6 +19,7 @@ from parallelsim.yaml_io import dump_yaml
 
 NAMES = {
     *("dgx-v100", "dgx-a100-40gb", "dgx-a100-80gb", "hgx-h100", "hgx-h200", "hgx-b200", "hgx-b300"),
+    "h200-nvl",
     *("gb200-nvl72", "gb300-nvl72", "hgx-h800", "hgx-a800", "aws-p4d", "aws-p5", "aws-p5en"),
     *("gcp-a3-mega", "azure-nd-h100-v5", "mi300x", "mi325x", "mi355x", "l40s", "rtx-4090"),
 }
@@ -85,9 +86,10 @@ def test_catalogue_file_loads_as_one_node_with_falling_tiers(name: str) -> None:
     assert (len(cluster.tiers) == 1) == (name in UNSTATED_NETWORK)
     inner = cluster.tiers[0]
     assert inner.size is not None
-    assert inner.size % cluster.gpus_per_node == 0
+    assert not inner.size % cluster.gpus_per_node or not cluster.gpus_per_node % inner.size
+    assert all(tier.size for tier in cluster.tiers[:-1])
+    assert len(cluster.tiers) == 1 or cluster.tiers[-1].size is None
     for outer in cluster.tiers[1:]:
-        assert outer.size is None
         assert outer.bandwidth_bytes_per_s < inner.bandwidth_bytes_per_s
         assert outer.latency_s > inner.latency_s
         assert 1e-6 < outer.latency_s < 1e-3

@@ -17,12 +17,11 @@ from parallelsim.errors import ExportError
 from parallelsim.exporters import EXPORTERS
 from parallelsim.exporters.megatron import DEFAULT_VERSION, export_megatron
 from parallelsim.exporters.megatron_flags import (
-    ACTIVATION_FLAGS,
     CP_COMM_FLAGS,
     PRECISION_FLAGS,
     VERSIONS,
-    model_refusals,
 )
+from parallelsim.exporters.megatron_model import ACTIVATION_FLAGS, model_refusals
 from parallelsim.layers import Attention, Block, Layer
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, PRECISIONS, Plan

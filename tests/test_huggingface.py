@@ -54,7 +54,12 @@ def test_parameters_equal_the_checkpoint(name):
 
 
 def test_every_known_architecture_is_tested():
-    tested = {config["model_type"] for config, _ in CHECKPOINTS.values()} | {"nemotron"}
+    tested = {config["model_type"] for config, _ in CHECKPOINTS.values()} | {
+        "nemotron",
+        "bamba",
+        "switch_transformers",
+        "llama4_text",
+    }
     assert tested == set(known_model_types())
 
 
@@ -72,6 +77,19 @@ def test_every_known_architecture_is_tested():
         ("falcon-180b", "falcon-180b"),
         ("bloom", "bloom-176b"),
         ("bert-large-uncased", "bert-large"),
+        ("mixtral-8x7b", "mixtral-8x7b"),
+        ("mixtral-8x22b", "mixtral-8x22b"),
+        ("qwen3-30b-a3b", "qwen3-30b-a3b"),
+        ("qwen3-235b-a22b", "qwen3-235b-a22b"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
+        ("gpt-oss-120b", "gpt-oss-120b"),
+        ("llama-4-scout", "llama4-scout"),
+        ("llama-4-maverick", "llama4-maverick"),
+        ("deepseek-v2", "deepseek-v2"),
+        ("deepseek-v2-lite", "deepseek-v2-lite"),
+        ("deepseek-v3", "deepseek-v3"),
+        ("kimi-k2", "kimi-k2"),
+        ("t5-11b", "t5-11b"),
     ],
 )
 def test_a_configuration_describes_the_catalogue_model(name, catalogue):
@@ -81,6 +99,8 @@ def test_a_configuration_describes_the_catalogue_model(name, catalogue):
         "vocab_size",
         "max_seq_length",
         "blocks",
+        "num_mtp_layers",
+        "relative_position_buckets",
         "tied_embeddings",
         "norm",
         "position_embedding",
@@ -93,6 +113,86 @@ def test_a_configuration_describes_the_catalogue_model(name, catalogue):
 
 def test_nemotron_is_the_catalogue_model():
     assert model_from_config(NEMOTRON_340B, "n").blocks == load_model("nemotron4-340b").blocks
+
+
+BAMBA_9B = {
+    "model_type": "bamba",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 262144,
+    "attn_layer_indices": [9, 18, 27],
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+}
+SWITCH_C = {
+    "model_type": "switch_transformers",
+    "d_model": 2080,
+    "d_kv": 64,
+    "d_ff": 6144,
+    "num_layers": 15,
+    "num_heads": 32,
+    "num_experts": 2048,
+    "num_sparse_encoder_layers": 15,
+    "num_sparse_decoder_layers": 15,
+    "vocab_size": 32128,
+}
+NEMOTRON_H_8B = {
+    **CHECKPOINTS["nemotron-nano-9b-v2"][0],
+    "hidden_size": 4096,
+    "num_hidden_layers": 52,
+    "num_attention_heads": 32,
+    "intermediate_size": 21504,
+    "mamba_head_dim": 64,
+    "max_position_embeddings": 8192,
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+}
+
+
+def test_a_hybrid_is_the_catalogue_model():
+    ours, theirs = load_model("nemotron-h-8b"), model_from_config(NEMOTRON_H_8B, "n")
+    assert ours.layers == theirs.layers
+    assert ours.num_parameters == theirs.num_parameters
+    names = {"M": "mamba", "-": "mlp", "*": "attention"}
+    config = {key: NEMOTRON_H_8B[key] for key in NEMOTRON_H_8B if key != "hybrid_override_pattern"}
+    config["layers_block_type"] = [names[c] for c in NEMOTRON_H_8B["hybrid_override_pattern"]]
+    assert model_from_config(config, "n").layers == ours.layers
+
+
+def test_bamba_rounds_to_the_published_count():
+    model = model_from_config(BAMBA_9B, "b")  # Bamba-9B: 9.78 B on its card
+    assert round(model.num_parameters / 1e9, 2) == 9.78
+    assert [i for i, layer in enumerate(model.layers) if layer.attention] == [9, 18, 27]
+
+
+def test_switch_is_the_catalogue_model():
+    assert model_from_config(SWITCH_C, "s").blocks == load_model("switch-c-2048").blocks
+    half = {**SWITCH_C, "num_layers": 12, "num_sparse_encoder_layers": 6}
+    half["num_sparse_decoder_layers"] = 3
+    layers = model_from_config(half, "s").layers
+    assert [i for i, layer in enumerate(layers[:12]) if layer.experts] == [1, 3, 5, 7, 9, 11]
+    assert [i for i, layer in enumerate(layers[12:]) if layer.experts] == [1, 5, 9]
+
+
+def test_experts_skip_the_layers_that_a_configuration_names():
+    config = {**CHECKPOINTS["qwen3-30b-a3b"][0], "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    layers = model_from_config(config, "q").layers
+    assert [i for i in range(8) if layers[i].experts] == [1, 5, 7]
+    assert layers[0].mlp.ffn_hidden_size == 6144
+    text = {**CHECKPOINTS["llama-4-scout"][0]["text_config"], "moe_layers": [0, 2]}
+    text["no_rope_layers"] = [0] + [1] * 47
+    layers = model_from_config(text, "l").layers
+    assert [i for i, layer in enumerate(layers) if layer.experts] == [0, 2]
+    assert [i for i, layer in enumerate(layers) if layer.attention.window is None] == [0]
+
+
+def test_multi_token_prediction_is_read():
+    assert model_from_config(CHECKPOINTS["deepseek-v3"][0], "d").num_mtp_layers == 1
 
 
 def test_training_is_not_stated():
@@ -163,8 +263,8 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
     ("change", "message"),
     [
         (
-            {"model_type": "mixtral"},
-            "model_type: 'mixtral' is not known; known: bert, bloom, falcon",
+            {"model_type": "grok-1"},
+            "model_type: 'grok-1' is not known; known: bamba, bert, bloom",
         ),
         ({"model_type": None}, "model_type: this key is missing"),
         ({"model_type": ["llama"]}, "model_type: expected text, got a list of 1"),
@@ -178,7 +278,7 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 10000"),
         ({"num_attention_heads": 33}, "33 heads do not divide hidden size 4096"),
         ({"num_key_value_heads": 7}, "32 heads cannot share 7"),
-        ({"hidden_act": "relu"}, "hidden_act: 'relu' is not known"),
+        ({"hidden_act": "mish"}, "hidden_act: 'mish' is not known"),
         ({"attention_dropout": 1.5}, "attention_dropout: expected a number in [0, 1)"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
         (
@@ -187,6 +287,31 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
         ),
         ({"model_type": "gemma2", "layer_types": ["x"] * 32}, "got 'x'"),
         ({"model_type": "bert", "position_embedding_type": "relative"}, "expected 'absolute'"),
+        ({"model_type": "vit"}, "model_type: 'vit' is an image model; describe it in a model file"),
+        (
+            {"model_type": "jamba"},
+            "model_type: 'jamba' has Mamba-1 mixers, which are not supported",
+        ),
+        ({"model_type": "mixtral"}, "num_local_experts: this key is missing"),
+        ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window: a sliding window is"),
+        (
+            {"model_type": "mixtral", "quantization_config": {"bits": 4}},
+            "quantization_config: a quantised checkpoint",
+        ),
+        ({"model_type": "llama4"}, "text_config: expected a mapping, got nothing"),
+        ({"model_type": "deepseek_v2", "attention_bias": True}, "biases of latent attention"),
+        ({"model_type": "deepseek_v2", "moe_layer_freq": 2}, "moe_layer_freq: expected experts"),
+        ({"model_type": "nemotron_h"}, "hybrid_override_pattern or layers_block_type: expected"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*X"}, "expected up to 10000 of"),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M*"},
+            "num_hidden_layers: expected the 2 of the pattern, got 32",
+        ),
+        (
+            {"model_type": "nemotron_h", "num_nextn_predict_layers": 1},
+            "num_nextn_predict_layers: multi-token prediction of hybrids is not supported",
+        ),
+        ({"model_type": "mamba2", "use_bias": True}, "use_bias: biases of these projections"),
     ],
 )
 def test_wrong_configurations_are_refused_by_key(change, message):
@@ -213,8 +338,8 @@ def test_a_file_or_its_folder_is_loaded_under_the_name_of_the_folder(tmp_path):
     assert load_model(folder).name == load_model(folder / "config.json").name == "My-Model"
     assert load_model(folder / "other.json", {"num_layers": 2}).num_layers == 2
     assert load_model(folder / "other.json").name == "other"
-    (folder / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(SpecError, match=r"config.json: model_type: 't5' is not known"):
+    (folder / "config.json").write_text('{"model_type": "xlnet"}')
+    with pytest.raises(SpecError, match=r"config.json: model_type: 'xlnet' is not known"):
         load_model(folder)
 
 
@@ -227,7 +352,10 @@ junk = (
     | st.lists(st.text(max_size=3), max_size=3)
     | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
 )
-KEYS = sorted({key for config, _ in CHECKPOINTS.values() for key in config} | {"layer_types"})
+FUZZED = {name: config for name, (config, _) in CHECKPOINTS.items()}
+FUZZED |= {"bamba": BAMBA_9B, "switch": SWITCH_C, "nemotron-h": NEMOTRON_H_8B}
+FUZZED["llama4-text"] = CHECKPOINTS["llama-4-scout"][0]["text_config"]
+KEYS = sorted({key for config in FUZZED.values() for key in config} | {"layer_types"})
 
 
 def attempt(config):
@@ -239,10 +367,10 @@ def attempt(config):
     return None
 
 
-@settings(max_examples=700, deadline=None)
-@given(st.sampled_from(sorted(CHECKPOINTS)), st.data())
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from(sorted(FUZZED)), st.data())
 def test_mutated_configurations_load_or_are_refused(name, data):
-    config = copy.deepcopy(CHECKPOINTS[name][0])
+    config = copy.deepcopy(FUZZED[name])
     for _ in range(data.draw(st.integers(1, 3))):
         config[data.draw(st.sampled_from(KEYS))] = data.draw(junk)
     for key in data.draw(st.lists(st.sampled_from(KEYS), max_size=1)):

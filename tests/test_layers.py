@@ -26,6 +26,7 @@ EDGES = (
     "measured_*",
     "run_defaults",
     "stage_split",
+    "input_files",
     "schedule_ratios",
 )
 
@@ -37,7 +38,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     # layer, branch, modules, may import within
     ("base", "core", ("errors", "units"), False),
     ("timeline", "core", ("timeline.",), True),
-    ("kinds", "core", ("layers",), False),
+    ("kinds", "core", ("layers", "layer_checks", "lora"), True),
     ("types", "core", ("model", "cluster", "framework"), False),
     ("plan", "core", ("plan",), False),
     ("data", "files", ("frameworks.", "models.", "clusters."), False),

@@ -217,8 +217,8 @@ def test_equal_rows_share_one_model_cluster_and_framework(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"num_experts": "8"}, "mixture of experts"),
-        ({"mla": "q_lora_rank=1536"}, "latent attention"),
+        ({"num_experts": "8"}, "moe_top_k is not stated"),
+        ({"mla": "q_lora_rank=1536"}, "kv_lora_rank"),
         ({"zero_stage": "3"}, "FSDP"),
         ({"fsdp": "FULL_SHARD"}, "FSDP"),
         ({"task": "lora"}, "lora"),

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from parallelsim import runlogs
+from parallelsim.catalog import framework_names
 from parallelsim.errors import OutputError, SpecError
-from parallelsim.runlogs import MAX_LINE_BYTES, read_log
+from parallelsim.runlogs import MAX_LINE_BYTES, contradicts, read_log
 from parallelsim.units import GIB, MIB
 
 MEGATRON = """\
@@ -157,3 +159,27 @@ def test_a_long_log_is_streamed(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert log.step_time_s == pytest.approx(10.2)
     assert peak < path.stat().st_size / 5
+
+
+def test_the_lines_that_were_read_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="100 lines looked at"):
+        read_log(written(tmp_path, "loss 1.0\n" * 100))
+
+
+def test_lines_of_ranks_cut_into_each_other_leave_the_median(tmp_path: Path) -> None:
+    value = "elapsed time per iteration (ms): "
+    lines = [f"[rank{rank}]: iteration {i}/99 | {value}" for i in range(1, 30) for rank in (0, 7)]
+    whole = [line + "10200.0 | global batch size:   128 |" for line in lines]
+    cut = [whole[i][:40] + whole[i + 1] + whole[i][40:] for i in range(0, len(whole), 6)]
+    log = read_log(written(tmp_path, "\n".join(whole + cut)))
+    assert log.step_time_s == pytest.approx(10.2)
+    assert sum(log.skipped.values()) == len(cut)
+
+
+def test_a_log_contradicts_other_software_alone(tmp_path: Path) -> None:
+    log = read_log(written(tmp_path, MEGATRON))
+    assert not contradicts(log, "megatron-core")
+    assert not contradicts(log, "software-of-our-own")
+    assert contradicts(log, "nanotron")
+    known = {name for form in runlogs._FORMATS for name in form.frameworks}
+    assert known <= set(framework_names())

@@ -130,7 +130,9 @@ def test_a_row_with_nothing_measured_is_skipped(tmp_path: Path) -> None:
 def test_a_plan_that_the_software_cannot_run_is_skipped(tmp_path: Path) -> None:
     validation = validate([write_table(tmp_path / "t.csv", {"framework": "nanotron"})])
     (why,) = validation.skipped
-    assert why == "nanotron cannot run it: framework-has-schedule"
+    assert why == (
+        "cannot run: nanotron does not run the schedule interleaved-1f1b; it has none, 1f1b, gpipe"
+    )
 
 
 def test_unstated_recompute_is_the_lightest_that_fits(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_json_and_tables_tell_the_same(tmp_path: Path) -> None:
     table = write_table(tmp_path / "t.csv", *PLANS, {"id": "moe", "num_experts": "8"})
     answer: dict[str, Any] = json.loads(invoke("validate", table, "--json").stdout)
     assert (answer["num_rows"], answer["num_scored"], answer["num_apart"]) == (7, 6, 0)
-    assert answer["skipped"] == {"not supported yet: mixture of experts": 1}
+    assert answer["skipped"] == {"moe_top_k is not stated": 1}
     shown = invoke("validate", table).stdout
     assert "7 rows: 6 scored, 0 apart, 1 skipped" in shown
     assert f"{100 * answer['groups']['mine']['step_time']['mape']:.1f}" in shown

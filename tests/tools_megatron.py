@@ -30,9 +30,9 @@ from parallelsim.exporters.megatron import DEFAULT_VERSION, export_megatron
 from parallelsim.exporters.megatron_flags import (
     VERSIONS,
     MegatronVersion,
-    model_refusals,
     plan_refusals,
 )
+from parallelsim.exporters.megatron_model import model_refusals
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import VOCAB_PADDING, ModelSpec
 from parallelsim.plan import CHOICES, PLAN_FIELDS, Plan, PlanBatch

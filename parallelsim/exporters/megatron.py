@@ -14,6 +14,7 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import ExportError
 from parallelsim.exporters import megatron_flags as flags_of
 from parallelsim.exporters.megatron_flags import VERSIONS, FlagGroup, MegatronVersion
+from parallelsim.exporters.megatron_model import architecture, mixture, model_refusals
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
@@ -47,9 +48,11 @@ def export_megatron(
     chosen = VERSIONS[version]
     _check(model, cluster, framework, plan, chosen)
     groups = [
-        flags_of.architecture(model),
+        architecture(model),
+        mixture(model),
         flags_of.batch(plan),
         flags_of.parallelism(plan),
+        flags_of.experts(model, plan, chosen),
         flags_of.memory(plan),
         flags_of.data_parallel(plan),
         flags_of.precision(plan),
@@ -82,7 +85,7 @@ def _check(
         )
     if messages := explain(model, cluster, framework, plan):
         raise ExportError(f"the plan cannot run: {'; '.join(messages)}")
-    if reasons := list(flags_of.model_refusals(model)):
+    if reasons := list(model_refusals(model)):
         name = _printable(model.name)
         raise ExportError(f"Megatron-LM cannot build {name}: {'; '.join(reasons)}")
     if reasons := list(flags_of.plan_refusals(model, plan, version)):
@@ -103,6 +106,7 @@ def _header(
 ) -> str:
     place = f"{cluster.num_gpus} GPUs of {_printable(cluster.name)}"
     degrees = f"tp={plan.tp} cp={plan.cp} pp={plan.pp} vpp={plan.vpp} dp={plan.dp}"
+    degrees += f" ep={plan.ep} etp={plan.etp}" if model.has_experts else ""
     return f"""\
 #!/usr/bin/env bash
 # Trains {_printable(model.name)} on {place}: {degrees}.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
-from parallelsim.layers import Layer
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
@@ -28,13 +27,29 @@ class MegatronVersion:
     """Graphs of whole layers need ``--cuda-graph-scope full``; later versions default to them."""
     cuda_graphs_with_recompute: bool
     """CUDA graphs go with selective recompute."""
+    deepep: str
+    """The flag that makes the flexible dispatcher use DeepEP."""
 
 
 VERSIONS = {
     version.name: version
     for version in (
-        MegatronVersion("core_v0.15.0", "tag core_v0.15.0, December 2025", True, True, False),
-        MegatronVersion("main-2026-08", "branch main at d98e8a64, August 2026", False, False, True),
+        MegatronVersion(
+            "core_v0.15.0",
+            "tag core_v0.15.0, December 2025",
+            True,
+            True,
+            False,
+            "--moe-enable-deepep",
+        ),
+        MegatronVersion(
+            "main-2026-08",
+            "branch main at d98e8a64, August 2026",
+            False,
+            False,
+            True,
+            "--moe-flex-dispatcher-backend deepep",
+        ),
     )
 }
 """Versions that scripts can be written for, oldest first."""
@@ -75,71 +90,12 @@ LAYOUT_FLAGS = {
         "--account-for-loss-in-pipeline-split",
     ),
 }
-POSITION_FLAGS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
-ACTIVATION_FLAGS = {
-    (True, "silu"): ("--swiglu",),
-    (False, "gelu"): (),
-    (False, "squared-relu"): ("--squared-relu", "--no-bias-gelu-fusion"),
+DISPATCHER_FLAGS = {
+    "all-to-all": ("--moe-token-dispatcher-type alltoall",),
+    "all-gather": ("--moe-token-dispatcher-type allgather",),
+    "deepep": ("--moe-token-dispatcher-type flex",),
 }
-"""By (gated, activation). Megatron's default is plain gelu; its bias fusion knows gelu alone."""
-NORM_FLAGS = {("rmsnorm", False): "RMSNorm", ("layernorm", True): "LayerNorm"}
-BIAS_FLAGS = {
-    (True, True, True): (),
-    (False, False, False): ("--disable-bias-linear",),
-    (True, False, False): ("--disable-bias-linear", "--add-qkv-bias"),
-}
-"""By biases of (query/key/value, attention output, feed-forward)."""
 CP_COMM_FLAGS = {"p2p": "p2p", "all-gather": "all_gather", "a2a": "a2a"}
-
-
-def model_refusals(model: ModelSpec) -> Iterator[str]:
-    """What of the architecture ``pretrain_gpt.py`` cannot build."""
-    if not all(layer.attention.causal for layer in model.layers):
-        yield "pretrain_gpt.py trains causal attention only, the model's is bidirectional"
-    if model.head_transform or model.pooler or model.num_token_types:
-        yield "pretrain_gpt.py builds a plain decoder, without BERT's extra embeddings and heads"
-    if model.position_embedding not in POSITION_FLAGS:
-        yield f"it has no {model.position_embedding} position embedding"
-    if model.embedding_norm:
-        yield "it has no norm after the embedding"
-    if model.output_bias:
-        yield "its output layer has no bias"
-    if not model.final_norm:
-        yield "it always ends in a norm"
-    if (model.norm, model.norm_bias) not in NORM_FLAGS:
-        bias = "with" if model.norm_bias else "without"
-        yield f"it has no {model.norm} {bias} bias"
-    yield from _layer_refusals(model)
-
-
-def _layer_refusals(model: ModelSpec) -> Iterator[str]:
-    layers = [layer for layer, _ in model.layer_kinds]
-    first = layers[0]
-    if any(layer.parallel for layer in layers):
-        yield "it does not run attention and feed-forward in parallel"
-    if any(layer.num_norms != 2 for layer in layers):
-        yield f"its layers have 2 norms, not {max(layer.num_norms for layer in layers)}"
-    if len({_without_window(layer) for layer in layers}) > 1:
-        yield "its layers differ only in the attention window"
-    if len({layer.attention.window for layer in layers} - {None}) > 1:
-        yield "it has one size of attention window"
-    if (first.mlp.gated, first.mlp.activation) not in ACTIVATION_FLAGS:
-        gated = "gated" if first.mlp.gated else "plain"
-        yield f"it has no exact {gated} {first.mlp.activation}"
-    if _biases(first) not in BIAS_FLAGS:
-        yield "it puts biases in all linear layers, in query/key/value alone, or in none"
-    if first.attention.qk_norm and model.norm != "rmsnorm":
-        yield "it norms queries and keys with the model's own norm, which must be rmsnorm"
-
-
-def _without_window(layer: Layer) -> tuple[object, ...]:
-    a = layer.attention
-    attention = (a.num_heads, a.num_query_groups, a.head_dim, a.qk_norm, a.causal)
-    return (*attention, _biases(layer), layer.mlp, layer.num_norms, layer.parallel)
-
-
-def _biases(layer: Layer) -> tuple[bool, bool, bool]:
-    return layer.attention.qkv_bias, layer.attention.output_bias, layer.mlp.bias
 
 
 def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Iterator[str]:
@@ -156,52 +112,6 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         elif model.attention_dropout:
             dropout = model.attention_dropout
             yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
-
-
-def architecture(model: ModelSpec) -> FlagGroup:
-    """The model."""
-    layer = model.layers[0]
-    attention, mlp = layer.attention, layer.mlp
-    flags = [
-        f"--num-layers {model.num_layers}",
-        f"--hidden-size {model.hidden_size}",
-        f"--ffn-hidden-size {mlp.ffn_hidden_size}",
-        f"--num-attention-heads {attention.num_heads}",
-    ]
-    if attention.num_query_groups != attention.num_heads:
-        flags += ["--group-query-attention", f"--num-query-groups {attention.num_query_groups}"]
-    flags += [f"--kv-channels {attention.head_dim}", f"--seq-length {model.seq_length}"]
-    flags += [f"--max-position-embeddings {max(model.max_seq_length, model.seq_length)}"]
-    flags += [f"--position-embedding-type {POSITION_FLAGS[model.position_embedding]}"]
-    if model.position_embedding == "rope":
-        flags += [f"--rotary-base {model.rotary_base:.0f}"]
-        if model.rotary_percent != 1:
-            flags += [f"--rotary-percent {model.rotary_percent:g}"]
-    flags += [f"--normalization {NORM_FLAGS[model.norm, model.norm_bias]}"]
-    flags += [*ACTIVATION_FLAGS[mlp.gated, mlp.activation], *BIAS_FLAGS[_biases(layer)]]
-    if mlp.activation == "gelu" and not mlp.bias:
-        flags += ["--no-bias-gelu-fusion"]
-    if attention.qk_norm:
-        flags += ["--qk-layernorm"]
-    if not model.tied_embeddings:
-        flags += ["--untie-embeddings-and-output-weights"]
-    flags += _window_flags(model)
-    flags += [f"--hidden-dropout {model.hidden_dropout}"]
-    flags += [f"--attention-dropout {model.attention_dropout}"]
-    return FlagGroup("MODEL_ARGS", "The model", tuple(flags))
-
-
-def _window_flags(model: ModelSpec) -> list[str]:
-    windows = [layer.attention.window for layer in model.layers]
-    sizes = {w for w in windows if w is not None and w < model.seq_length}
-    if not sizes:
-        return []
-    # Megatron counts the tokens to the left and right of each, without itself.
-    flags = [f"--window-size {min(sizes) - 1},0"]
-    if any(window is None for window in windows):
-        pattern = ",".join("0" if window is None else "1" for window in windows)
-        flags += [f"--window-attn-skip-freq '[{pattern}]'"]
-    return flags
 
 
 def batch(plan: Plan) -> FlagGroup:
@@ -232,6 +142,21 @@ def parallelism(plan: Plan) -> FlagGroup:
         flags += LAYOUT_FLAGS[plan.layout]
     comment = f"Parallelism: the rest, dp={plan.dp}, follows from the number of GPUs"
     return FlagGroup("PARALLEL_ARGS", comment, tuple(flags))
+
+
+def experts(model: ModelSpec, plan: Plan, version: MegatronVersion) -> FlagGroup | None:
+    """Where experts are and how tokens reach them; nothing for dense models."""
+    if not model.has_experts:
+        return None
+    flags = [f"--expert-model-parallel-size {plan.ep}"]
+    flags += [f"--expert-tensor-parallel-size {plan.etp}"]
+    flags += DISPATCHER_FLAGS[plan.moe_dispatcher]
+    if plan.moe_dispatcher == "deepep":
+        flags += [version.deepep]
+    flags += ["--moe-grouped-gemm", "--moe-permute-fusion"]
+    if plan.ep_comm_overlap:
+        flags += ["--overlap-moe-expert-parallel-comm"]
+    return FlagGroup("EXPERT_ARGS", "Experts on the GPUs", tuple(flags))
 
 
 def memory(plan: Plan) -> FlagGroup | None:

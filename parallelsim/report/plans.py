@@ -197,7 +197,7 @@ def _cells(simulation: Simulation, i: int) -> list[str]:
 
 
 def _expert_ranks(plan: Plan) -> str:
-    """ep with its marks."""
+    """The degree of expert parallelism with its marks."""
     if plan.ep * plan.etp == 1:
         return "1"
     mark = OVERLAP_MARK if plan.ep_comm_overlap else ""

@@ -15,6 +15,9 @@ from parallelsim.validation import ScoredRow, Validation
 
 BAND = 0.10
 """Relative error of the dashed lines."""
+MAX_NAMES = 36
+"""Sources that the legend has room for; further ones are drawn without a name."""
+NAME_LENGTH = 30
 
 
 def scatter(validation: Validation, kind: str) -> bytes:
@@ -96,10 +99,16 @@ def _panel(
             markersize=2.5,
             alpha=0.6,
             color=f"C{position % 10}",
-            label=str(name) or "runs",
+            label=_legend_name(str(name)) if position < MAX_NAMES else None,
         )
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
+
+
+def _legend_name(group: str) -> str:
+    """A source as the legend has room for it, and as text, not as a formula."""
+    shown = group if len(group) <= NAME_LENGTH else group[: NAME_LENGTH - 3] + "..."
+    return (shown.lstrip("_") or "runs").replace("$", r"\$")
 
 
 def _legend(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:

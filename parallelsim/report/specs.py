@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import MLP, Attention, LatentAttention, MixtureOfExperts, StateSpace
 from parallelsim.model import ModelSpec
 from parallelsim.report.tables import Column
 from parallelsim.units import GB, TERA, format_bytes, format_count
+
+Part = TypeVar("Part")
 
 _UNSTATED_AS_ZERO = ("seq_length", "default_global_batch_tokens")
 """Fields of a model that are 0 where its file states none."""
@@ -30,6 +33,8 @@ class View:
         """Key figures, every field, and the sources that its file states."""
         lines = [*self.summary(spec), ""]
         for key, value in _flat("", spec):
+            if key.startswith("blocks") and value == "-":
+                continue  # what a layer has not
             unstated = self.kind == "model" and key in _UNSTATED_AS_ZERO and value == "0"
             lines.append(f"{key}: {'not stated' if unstated else value}")
         found = sources(self.kind, name)
@@ -93,13 +98,15 @@ def _word(value: Any) -> str:
 
 
 def _model_row(model: ModelSpec) -> list[str]:
-    attention = model.blocks[0].layers[0].attention
+    sparse = model.num_active_parameters < model.num_parameters
     return [
         model.name,
         format_count(model.num_parameters),
+        format_count(model.num_active_parameters) if sparse else "all",
         str(model.num_layers),
         str(model.hidden_size),
-        f"{attention.num_heads}/{attention.num_query_groups}",
+        _attention_words(model),
+        _expert_words(model),
         str(model.vocab_size),
         str(model.seq_length) if model.seq_length else "-",
         format_count(model.default_global_batch_tokens)
@@ -108,11 +115,89 @@ def _model_row(model: ModelSpec) -> list[str]:
     ]
 
 
+def _parts(model: ModelSpec, kind: type[Part]) -> list[tuple[Part, int]]:
+    """The distinct sub-layers of a kind and how many layers have each."""
+    counts: dict[Part, int] = {}
+    for layer, count in model.layer_kinds:
+        for part in layer.sublayers:
+            if isinstance(part, kind):
+                counts[part] = counts.get(part, 0) + count
+    return list(counts.items())
+
+
+def _attention_words(model: ModelSpec) -> str:
+    """heads/kv of the first attention, and the other mixers: ``32/8``, ``MLA 128``, ``Mamba``."""
+    words = [f"{part.num_heads}/{part.num_query_groups}" for part, _ in _parts(model, Attention)]
+    words += [f"MLA {part.num_heads}" for part, _ in _parts(model, LatentAttention)]
+    mixers = ["Mamba"] if _parts(model, StateSpace) else []
+    return " + ".join([*words[:1], *mixers])
+
+
+def _expert_words(model: ModelSpec) -> str:
+    """top_k of experts, and shared ones: ``8 of 256 + shared``."""
+    parts = _parts(model, MixtureOfExperts)
+    if not parts:
+        return "-"
+    experts = parts[0][0]
+    shared = " + shared" if experts.shared_ffn_hidden_size else ""
+    return f"{experts.top_k} of {experts.num_experts}{shared}"
+
+
 def _model_summary(model: ModelSpec) -> list[str]:
+    """The counts, and what the layers are made of."""
     text = f"{model.name}: {model.num_parameters:,} parameters in {model.num_layers} layers"
+    if model.num_active_parameters < model.num_parameters:
+        without = model.num_active_parameters - model.vocab_size * model.hidden_size
+        text += f", {model.num_active_parameters:,} active for a token"
+        text += f" ({without:,} without the embedding)"
     if model.seq_length:
         text += f", {model.flops_per_sequence() / model.seq_length:.4g} training FLOPs a token"
-    return [text]
+    lines = [text]
+    lines += [f"  {count} layers with {_described(part)}" for part, count in _parts(model, object)]
+    if model.num_mtp_layers:
+        more = f"{model.num_mtp_layers} multi-token-prediction module"
+        lines.append(f"  {more}: {model.mtp_parameters():,} parameters more")
+    if model.lora:
+        targets = ", ".join(model.lora.targets)
+        trained = f"{model.num_trainable_parameters:,} parameters are trained"
+        lines.append(f"  LoRA of rank {model.lora.rank} on {targets}: {trained}")
+    return lines
+
+
+def _described(part: Any) -> str:
+    """A sub-layer in words."""
+    if isinstance(part, Attention):
+        kind = "attention" if part.kv_seq_length is None else "cross-attention"
+        kind = kind if part.causal or part.kv_seq_length is not None else "bidirectional attention"
+        text = f"{kind}: {part.num_heads} heads of {part.head_dim}"
+        text += f", {part.num_query_groups} key/value heads"
+        if part.kv_seq_length is not None:
+            text += f", over {part.kv_seq_length} tokens of the encoder"
+        if part.window is not None:
+            text += f", {'in chunks' if part.chunked else 'over a window'} of {part.window} tokens"
+        return text + (", sinks" if part.sinks else "")
+    if isinstance(part, LatentAttention):
+        widths = f"{part.qk_nope_head_dim}+{part.qk_rope_head_dim}/{part.v_head_dim}"
+        latents = f"latents {part.q_lora_rank or 'none'}/{part.kv_lora_rank}"
+        return f"latent attention: {part.num_heads} heads of {widths}, query/key-value {latents}"
+    if isinstance(part, StateSpace):
+        text = f"a Mamba-2 mixer: {part.num_heads} heads of {part.head_dim}"
+        return f"{text}, {part.state_size} states, {part.num_groups} groups"
+    if isinstance(part, MLP):
+        return f"an MLP: {part.ffn_hidden_size} wide, {_activation_words(part)}"
+    text = f"experts: {part.top_k} of {part.num_experts}, each {part.ffn_hidden_size} wide"
+    text += f", {_activation_words(part)}, {part.router} router"
+    if part.num_groups > 1:
+        text += f" within {part.group_top_k} of {part.num_groups} groups"
+    if part.shared_ffn_hidden_size:
+        text += f", shared experts {part.shared_ffn_hidden_size} wide"
+    if part.latent_size:
+        text += f", on latents of {part.latent_size}"
+    return text
+
+
+def _activation_words(part: MLP | MixtureOfExperts) -> str:
+    return f"{'gated ' if part.gated else ''}{part.activation}"
 
 
 def _cluster_row(cluster: ClusterSpec) -> list[str]:
@@ -161,12 +246,14 @@ MODEL_VIEW = View(
     (
         Column("model", "left"),
         Column("parameters"),
-        Column("layers"),
-        Column("hidden"),
-        Column("heads/kv", priority=2),
-        Column("vocabulary", priority=3),
-        Column("sequence"),
-        Column("batch (tokens)", priority=1),
+        Column("active"),
+        Column("layers", priority=3),
+        Column("hidden", priority=5),
+        Column("attention", "left", priority=2),
+        Column("experts", "left", priority=1),
+        Column("vocabulary", priority=6),
+        Column("sequence", priority=2),
+        Column("batch (tokens)", priority=4),
     ),
     _model_row,
     _model_summary,

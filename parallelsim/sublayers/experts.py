@@ -7,12 +7,13 @@ busiest rank over the mean. The rank's experts take T_k = T_r K etp iota copies 
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 
 from parallelsim.layers import MixtureOfExperts
 from parallelsim.operators import IS_FP8, FloatArray, Gemm, GroupedGemm
-from parallelsim.sublayers.mlp import mlp_work
+from parallelsim.sublayers.mlp import activation_bytes, mlp_work
 from parallelsim.sublayers.work import (
     Exchange,
     Place,
@@ -26,6 +27,10 @@ PERMUTE_FACTOR = 1.55
 """Measured over counted bytes of permuting tokens (docs/equations.md T15)."""
 FP8_PASSES = (1.5, 3.0)
 """Bytes that quantising expert inputs moves for each element, forward and backward (T15)."""
+MEMORY_QUANTILE = 0.95
+"""Of the busiest rank's load, for which memory has to last."""
+BIAS_BYTES = (8.0, 2.0)
+"""Moved for each output of an expert with a bias: added expert by expert, then concatenated."""
 ROUTER_BYTES = 40.0
 """Moved for each token and expert by softmax, top-k, sort and auxiliary loss (T15)."""
 
@@ -42,7 +47,9 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     model, keys, tokens = place.model, place.keys, place.tokens / place.keys.sequence_shards
     etp, ep = keys.etp.astype(np.float64), keys.ep.astype(np.float64)
     width = experts.expert_width(model.hidden_size)
-    copies = tokens * experts.top_k * etp * _load(experts, ep)
+    even = tokens * experts.top_k * etp
+    copies = even * _load(experts, ep, experts.load_quantile)
+    kept = even * _load(experts, ep, MEMORY_QUANTILE)
     local, ffn = experts.num_experts / ep, experts.ffn_hidden_size / etp
     up = ffn * (2 if experts.gated else 1)
     rows, wide = copies / local, np.full_like(tokens, width)
@@ -55,19 +62,24 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     permuted = PERMUTE_FACTOR * 4.0 * width * (tokens + copies)
     router = ROUTER_BYTES * tokens * experts.num_experts
     cast = np.where(IS_FP8[keys.precision], copies * (width + ffn), 0.0)
-    activation = copies * ffn * (1.0 if experts.gated else 2 / 3)
+    forward, backward = (
+        each * copies * ffn for each in activation_bytes(experts.gated, experts.activation)
+    )
+    if experts.bias:
+        forward = forward + BIAS_BYTES[0] * copies * (up + width)
+        backward = backward + BIAS_BYTES[1] * copies * (up + width)
     dense = experts.dense_parameters(model.hidden_size)
     shared = mlp_work(experts.shared, place) if experts.shared else None
     if shared is not None and experts.shared is not None:
         dense = dense - experts.shared.num_parameters(model.hidden_size)
-    saved = copies * (6.0 * width + 6.0 * ffn) + 8.0 * tokens * experts.num_experts
+    saved = kept * (6.0 * width + 6.0 * ffn) + 8.0 * tokens * experts.num_experts
     element = keys.element_bytes * width
     own = with_own(
         residual_stream(place),
         place,
-        saved - spared_bytes(place, copies * (width + ffn)),
-        forward_bytes=place.width * (permuted + router + 6.0 * activation),
-        backward_bytes=place.width * (permuted + 1.5 * router + 10.0 * activation),
+        saved - spared_bytes(place, kept * (width + ffn)),
+        forward_bytes=place.width * (permuted + router + forward),
+        backward_bytes=place.width * (permuted + 1.5 * router + backward),
         cast_forward_bytes=FP8_PASSES[0] * cast,
         cast_backward_bytes=FP8_PASSES[1] * cast,
         parameters=np.full_like(tokens, float(dense)),
@@ -87,22 +99,31 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     return own if shared is None else _with_shared(own, shared, place)
 
 
-def busiest_load(load_cv: float, num_local: FloatArray, ep: FloatArray) -> FloatArray:
-    """Expected load of the busiest of ``ep`` ranks over the mean, with independent experts whose
-    loads vary by ``load_cv`` (standard deviation over mean): 1 + c sqrt(2 ln ep / n).
+def busiest_load(
+    load_cv: float, num_local: FloatArray, ep: FloatArray, quantile: float
+) -> FloatArray:
+    """Load of the busiest of ``ep`` ranks over the mean, at a quantile q: 1 + z c / sqrt(n).
 
-    The expected maximum of normal variables to leading order. Neglects correlated experts.
+    With n experts a rank whose loads vary by c = ``load_cv`` (standard deviation over mean), a
+    rank's load is normal with deviation c / sqrt(n), and z = Phi^-1(q^(1/ep)) is the quantile of
+    the largest of ep of them. Neglects correlated experts; the skew lasts through a step, so that
+    it does not average out over layers and micro-batches.
     """
     spread = load_cv / np.sqrt(np.maximum(num_local, 1.0))
-    return 1.0 + spread * np.sqrt(2.0 * np.log(np.maximum(ep, 1.0)))
+    ranks, position = np.unique(np.maximum(ep, 1.0), return_inverse=True)
+    normal = NormalDist()
+    z = np.array([normal.inv_cdf(quantile ** (1.0 / n)) if n > 1 else 0.0 for n in ranks.tolist()])
+    # One rank cannot get more than all tokens of the group, nor the busiest less than the mean.
+    load: FloatArray = np.clip(1.0 + spread * z[position], 1.0, np.maximum(ep, 1.0))
+    return load
 
 
-def _load(experts: MixtureOfExperts, ep: FloatArray) -> FloatArray:
+def _load(experts: MixtureOfExperts, ep: FloatArray, quantile: float) -> FloatArray:
     if experts.capacity_factor is not None:
         return np.full_like(ep, experts.capacity_factor)
-    load = busiest_load(experts.load_cv, experts.num_experts / ep, ep)
-    # One rank cannot get more than all tokens of the group.
-    return np.minimum(load, ep)
+    if experts.load_cv == 0.0:
+        return np.ones_like(ep)
+    return busiest_load(experts.load_cv, experts.num_experts / ep, ep, quantile)
 
 
 def _rank_expert_parameters(

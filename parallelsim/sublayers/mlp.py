@@ -17,6 +17,18 @@ from parallelsim.sublayers.work import (
     with_own,
 )
 
+ACTIVATION_BYTES = {True: (6.0, 10.0), False: (4.0, 6.0)}
+"""Moved for each token and unit by a fused activation, forward and backward, gated or not (T4)."""
+EAGER_BYTES = {"clamped-silu": (32.0, 64.0)}
+"""The same where the activation runs as a chain of elementwise kernels: GPT-OSS clamps both halves,
+scales, takes the sigmoid, multiplies, adds an offset and multiplies, each a kernel that reads and
+writes 16-bit tensors: 9 reads and 7 writes, twice that backward."""
+
+
+def activation_bytes(gated: bool, activation: str) -> tuple[float, float]:
+    """Bytes that an activation moves for each token and unit, forward and backward."""
+    return EAGER_BYTES.get(activation, ACTIVATION_BYTES[gated])
+
 
 def mlp_work(mlp: MLP, place: Place) -> Work:
     """Up projection, activation and down projection of one rank.
@@ -29,6 +41,7 @@ def mlp_work(mlp: MLP, place: Place) -> Work:
     ffn = mlp.ffn_hidden_size / tp
     up = ffn * (2 if mlp.gated else 1)
     hidden = np.full_like(tokens, h)
+    forward, backward = activation_bytes(mlp.gated, mlp.activation)
     cast_f, cast_b = cast_bytes(place, Cast(ffn, up))
     kept = memory.mlp_bytes_gated if mlp.gated else memory.mlp_bytes_plain
     saved = tokens * kept * ffn + gathered_input_bytes(place)
@@ -37,8 +50,8 @@ def mlp_work(mlp: MLP, place: Place) -> Work:
         residual_stream(place),
         place,
         saved,
-        forward_bytes=place.width * tokens * ffn * (6.0 if mlp.gated else 4.0),
-        backward_bytes=place.width * tokens * ffn * (10.0 if mlp.gated else 6.0),
+        forward_bytes=place.width * tokens * ffn * forward,
+        backward_bytes=place.width * tokens * ffn * backward,
         cast_forward_bytes=cast_f,
         cast_backward_bytes=cast_b,
         parameters=h * up + h * ffn + mlp.bias * (up + h),

@@ -1,0 +1,216 @@
+"""Hugging Face configurations of state-space models and hybrids: Nemotron-H, Bamba, Mamba-2.
+
+Keys and defaults are those of each architecture's configuration class in the transformers library
+(``src/transformers/models/*/configuration_*.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from parallelsim.errors import SpecError
+from parallelsim.huggingface_config import ConfigReader, blocks_of
+from parallelsim.layer_checks import LIMITS
+from parallelsim.layers import MLP, Attention, Layer, MixtureOfExperts, StateSpace
+from parallelsim.model import ModelSpec
+from parallelsim.yaml_io import shown
+
+_SYMBOLS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_LAYER_NAMES: Mapping[str, str] = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "attention",
+    "full_attention": "attention",
+    "mlp": "mlp",
+    "moe": "moe",
+}
+
+
+def _model(config: ConfigReader, name: str, layers: Sequence[Layer], **fields: Any) -> ModelSpec:
+    positions = fields.pop("position_embedding", "none")
+    longest = fields.pop("max_seq_length", None) or config.whole("max_position_embeddings")
+    return ModelSpec(
+        name=name,
+        hidden_size=config.whole("hidden_size"),
+        vocab_size=config.whole("vocab_size"),
+        seq_length=0,
+        max_seq_length=longest,
+        default_global_batch_tokens=0,
+        blocks=blocks_of(layers),
+        position_embedding=positions,
+        **fields,
+    )
+
+
+def _refuse_bias(config: ConfigReader, *keys: str) -> None:
+    for key in keys:
+        if config.flag(key, False):
+            raise SpecError("biases of these projections are not supported", key=key)
+
+
+def _pattern(config: ConfigReader) -> list[str]:
+    """mamba, attention, mlp or moe for each layer of a Nemotron-H."""
+    limit = LIMITS["num_layers"][1]
+    if config.value("hybrid_override_pattern") is not None:
+        text = config.text("hybrid_override_pattern")
+        if len(text) > limit or set(text) - set(_SYMBOLS):
+            message = f"expected up to {limit} of {' '.join(_SYMBOLS)}, got {shown(text)}"
+            raise SpecError(message, key="hybrid_override_pattern")
+        names = [_SYMBOLS[symbol] for symbol in text]
+    else:
+        given = config.value("layers_block_type")
+        good = isinstance(given, list) and len(given) <= limit
+        if not good or not all(isinstance(each, str) and each in _LAYER_NAMES for each in given):
+            message = f"expected a list of {', '.join(_LAYER_NAMES)}, got {shown(given)}"
+            raise SpecError(message, key="hybrid_override_pattern or layers_block_type")
+        names = [_LAYER_NAMES[each] for each in given]
+    stated = config.whole("num_hidden_layers", default=len(names) or 1)
+    if not names or stated != len(names):
+        message = f"expected the {len(names)} of the pattern, got {stated}"
+        raise SpecError(message, key="num_hidden_layers")
+    return names
+
+
+def _nemotron_h(config: ConfigReader, name: str) -> ModelSpec:
+    """Layers of one sub-layer each, in the order that a pattern spells; no position embedding."""
+    _refuse_bias(config, "use_bias", "mamba_proj_bias", "mlp_bias")
+    if config.whole("num_nextn_predict_layers", default=0, smallest=0):
+        message = "multi-token prediction of hybrids is not supported; set it to 0"
+        raise SpecError(message, key="num_nextn_predict_layers")
+    names = _pattern(config)
+    heads = config.whole("num_attention_heads")
+    bias = config.flag("attention_bias", False)
+    parts: dict[str, Callable[[], Layer]] = {
+        "mamba": lambda: Layer(state_space=_nemotron_mixer(config), num_norms=1),
+        "attention": lambda: Layer(
+            Attention(
+                heads,
+                config.whole("num_key_value_heads", default=heads),
+                config.whole("head_dim|attention_head_dim", default=128),
+                qkv_bias=bias,
+                output_bias=bias,
+            ),
+            num_norms=1,
+        ),
+        "mlp": lambda: Layer(
+            mlp=MLP(config.whole("intermediate_size"), gated=False, activation=_relu2(config)),
+            num_norms=1,
+        ),
+        "moe": lambda: Layer(experts=_nemotron_experts(config), num_norms=1),
+    }
+    layers = {kind: parts[kind]() for kind in dict.fromkeys(names)}
+    return _model(
+        config,
+        name,
+        [layers[kind] for kind in names],
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        hidden_dropout=config.share("hidden_dropout"),
+        attention_dropout=config.share("attention_dropout"),
+    )
+
+
+def _relu2(config: ConfigReader) -> str:
+    return config.activation(("mlp_hidden_act",), "squared-relu")
+
+
+def _nemotron_mixer(config: ConfigReader) -> StateSpace:
+    return StateSpace(
+        num_heads=config.whole("mamba_num_heads"),
+        head_dim=config.whole("mamba_head_dim"),
+        state_size=config.whole("ssm_state_size"),
+        num_groups=config.whole("n_groups|mamba_n_groups"),
+        conv_kernel=config.whole("conv_kernel|mamba_d_conv", default=4),
+        chunk_size=config.whole("chunk_size|mamba_chunk_size", default=128),
+        conv_bias=config.flag("use_conv_bias", True),
+    )
+
+
+def _nemotron_experts(config: ConfigReader) -> MixtureOfExperts:
+    """Ungated experts behind a sigmoid router with a balancing bias."""
+    width = config.whole("moe_shared_expert_intermediate_size")
+    return MixtureOfExperts(
+        num_experts=config.whole("n_routed_experts"),
+        top_k=config.whole("num_experts_per_tok"),
+        ffn_hidden_size=config.whole("moe_intermediate_size"),
+        gated=False,
+        activation=_relu2(config),
+        shared_ffn_hidden_size=width * config.whole("n_shared_experts", default=1, smallest=0),
+        router="sigmoid",
+        router_bias=True,
+        num_groups=config.whole("n_group", default=1),
+        group_top_k=config.whole("topk_group", default=1),
+        latent_size=config.optional_whole("moe_latent_size", default=None),
+    )
+
+
+def _bamba(config: ConfigReader, name: str) -> ModelSpec:
+    """A mixer and an MLP in every layer; attention in place of the mixer in a few."""
+    _refuse_bias(config, "mamba_proj_bias")
+    hidden, heads, num_layers = config.sizes()
+    mixers = config.whole("mamba_n_heads")
+    inner = config.whole("mamba_expand", default=2) * hidden
+    auto = config.value("mamba_d_head") in (None, "auto")
+    mixer = StateSpace(
+        num_heads=mixers,
+        head_dim=inner // mixers if auto else config.whole("mamba_d_head"),
+        state_size=config.whole("mamba_d_state"),
+        num_groups=config.whole("mamba_n_groups"),
+        conv_kernel=config.whole("mamba_d_conv", default=4),
+        chunk_size=config.whole("mamba_chunk_size", default=256),
+        conv_bias=config.flag("mamba_conv_bias", True),
+    )
+    groups = config.whole("num_key_value_heads", default=heads)
+    attention = Attention(heads, groups, config.head_dim(hidden, heads))
+    mlp = MLP(
+        config.whole("intermediate_size"),
+        gated=True,
+        activation=config.activation(("hidden_act",), "silu"),
+    )
+    attends = config.whole_list("attn_layer_indices", num_layers)
+    layers = [
+        Layer(attention, mlp) if index in attends else Layer(state_space=mixer, mlp=mlp)
+        for index in range(num_layers)
+    ]
+    return _model(
+        config,
+        name,
+        layers,
+        position_embedding="rope",
+        rotary_base=config.number("rope_theta", default=10_000.0),
+        rotary_percent=config.number("partial_rotary_factor", default=0.5),
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        attention_dropout=config.share("attention_dropout"),
+    )
+
+
+def _mamba2(config: ConfigReader, name: str) -> ModelSpec:
+    """Mixers alone; nothing bounds the sequence."""
+    _refuse_bias(config, "use_bias")
+    num_layers = config.whole("num_hidden_layers")
+    if num_layers > LIMITS["num_layers"][1]:
+        message = f"expected at most {LIMITS['num_layers'][1]}, got {num_layers}"
+        raise SpecError(message, key="num_hidden_layers")
+    mixer = StateSpace(
+        num_heads=config.whole("num_heads"),
+        head_dim=config.whole("head_dim"),
+        state_size=config.whole("state_size"),
+        num_groups=config.whole("n_groups"),
+        conv_kernel=config.whole("conv_kernel", default=4),
+        chunk_size=config.whole("chunk_size", default=256),
+        conv_bias=config.flag("use_conv_bias", True),
+    )
+    return _model(
+        config,
+        name,
+        [Layer(state_space=mixer, num_norms=1)] * num_layers,
+        max_seq_length=LIMITS["max_seq_length"][1],
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+    )
+
+
+HYBRID_BUILDERS: Mapping[str, Callable[[ConfigReader, str], ModelSpec]] = {
+    "nemotron_h": _nemotron_h,
+    "bamba": _bamba,
+    "mamba2": _mamba2,
+}
