@@ -2,7 +2,7 @@
 
 Left out unless asked for, because they cannot win:
 
-* etp > 1 where ep * etp divides the experts: ep alone spreads them as far, with fewer copies of
+* etp that does not divide tp; etp > 1 where ep * etp divides the experts: ep alone spreads them as far, with fewer copies of
   tokens and wider matrices (kept where experts are unevenly loaded: etp evens it out);
 * dispatchers that another one beats: sending a token to each node once is never slower than to
   each expert, and the same within a node; gathering all tokens of more ranks than a token has
@@ -83,11 +83,13 @@ class ExpertChoices:
         """
         asked = self.asked
         for ep in asked.allowed("ep", self._degrees(), self._degrees()):
-            splits = self._splits(tp)
-            usual_splits = [etp for etp in splits if etp == 1 or not self._spreads(ep * etp)]
+            splits = self._splits(num_ranks // ep) if num_ranks % ep == 0 else []
+            usual_splits = [
+                etp
+                for etp in splits
+                if etp == 1 or (tp % etp == 0 and not self._spreads(ep * etp))
+            ]
             for etp in asked.allowed("etp", usual_splits, splits):
-                if num_ranks % (ep * etp):
-                    continue
                 usual, possible = self._dispatchers(ep * etp)
                 for dispatcher in asked.allowed("moe_dispatcher", usual, possible):
                     can = pairs and self.overlaps and ep > 1 and dispatcher != ALL_GATHER
@@ -106,11 +108,11 @@ class ExpertChoices:
             return [1]
         return divisors(self.experts.num_experts)
 
-    def _splits(self, tp: int) -> list[int]:
-        """Values of etp: divisors of tp that divide an expert."""
+    def _splits(self, num_ranks: int) -> list[int]:
+        """Values of etp: divisors of the ranks that divide an expert."""
         if self.experts is None or self.experts.has_biases or not self.can.expert_tensor_parallel:
             return [1]
-        return [n for n in divisors(tp) if self.experts.ffn % n == 0]
+        return [n for n in divisors(num_ranks) if self.experts.ffn % n == 0]
 
     def _spreads(self, num_ranks: int) -> bool:
         """Whether ep alone can deal the experts to so many ranks as well."""
