@@ -8,6 +8,7 @@ from moe_models import DEEPSEEK, MIXTRAL, SINKS
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.catalog import load_cluster, load_framework
+from parallelsim.compute import memory_bound_time
 from parallelsim.costs import CostTable
 from parallelsim.layers import MLP, Block, Layer
 from parallelsim.memory import lowest_memory
@@ -15,6 +16,7 @@ from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan, PlanBatch, code
 from parallelsim.rules import broken_rules
 from parallelsim.simulate import Simulation, screen, simulate
+from parallelsim.sublayers.experts import PERMUTE_FACTOR, ROUTER_BYTES
 
 CLUSTER = load_cluster("hgx-h100", 64)
 MEGATRON = load_framework("megatron-core")
@@ -182,3 +184,38 @@ def test_one_expert_has_the_parameters_of_a_dense_layer_and_a_router() -> None:
     assert ONE.num_parameters == DENSE.num_parameters + 32 * 4096
     assert ONE.num_active_parameters == ONE.num_parameters
     assert ONE.flops_per_sequence() == DENSE.flops_per_sequence()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        replace(PLAN, tp=1, pp=1, dp=64, schedule="none", sequence_parallel=False),
+        replace(PLAN, tp=1, pp=4, sequence_parallel=False),
+        replace(PLAN, tp=1, cp=2, pp=4, dp=8, sequence_parallel=False),
+    ],
+)
+def test_one_expert_costs_what_a_dense_layer_does_and_the_stated_extras(plan: Plan) -> None:
+    """Extras of each layer and micro-batch: the router's parameters; 6 h bytes a token of permuted
+    copies and 8 of the router, saved; 200 rows of the grouped product; moved bytes of permutation
+    and routing (docs/equations.md T15).
+    """
+    batch = PlanBatch.from_plans([plan])
+    one, dense = simulated(ONE, batch), simulated(DENSE, batch)
+    layers, tokens, h = 32 // plan.pp, 4096 // plan.cp, 4096
+    stage = layers * h
+    for name, each in (("parameters_bytes", 2.0), ("gradients_bytes", 4.0)):
+        more = getattr(one.memory, name) - getattr(dense.memory, name)
+        assert more == pytest.approx(each * stage, rel=1e-6), name
+    in_flight = layers * min(plan.pp, plan.num_micro_batches)
+    saved = one.memory.activations_bytes - dense.memory.activations_bytes
+    assert saved == pytest.approx(in_flight * tokens * (6 * h + 8), rel=1e-9)
+
+    gemms = one.time.gemm_s / dense.time.gemm_s
+    assert 1 < gemms[0] < 1 + 200 / tokens + 0.01
+    passes = layers * plan.num_micro_batches
+    moved = 2 * PERMUTE_FACTOR * 4 * h * 2 * tokens + 2.5 * ROUTER_BYTES * tokens
+    extra = passes * memory_bound_time(CLUSTER.accelerator, MEGATRON, np.array([moved]))
+    more = one.time.memory_bound_s - dense.time.memory_bound_s
+    assert more == pytest.approx(extra, rel=1e-6)
+    for name in ("attention_s", "head_s", "tp_exposed_s", "cp_exposed_s", "ep_exposed_s"):
+        assert getattr(one.time, name) == pytest.approx(getattr(dense.time, name), rel=1e-9), name
