@@ -67,7 +67,8 @@ def deepep_without_ranks(c: Context, p: PlanBatch) -> BoolArray | bool:
     """No ranks to send tokens to."""
     if is_everywhere(p.moe_dispatcher, ALL_TO_ALL):
         return False
-    return (p.moe_dispatcher == DEEPEP) & ~_folds(p)
+    broken: BoolArray = (p.moe_dispatcher == DEEPEP) & ~_folds(p)
+    return broken
 
 
 def biases_split(c: Context, p: PlanBatch) -> BoolArray | bool:
