@@ -45,9 +45,9 @@ PLAN = Plan(
 CHUNKS = {"interleaved-1f1b": 2, "breadth-first": 2, **dict.fromkeys(WAVES, 2)}
 EXACT = 1e-9
 STATED = {
-    "1f1b": 0.04,
-    "interleaved-1f1b": 0.07,
-    "gpipe": 0.03,
+    "1f1b": 0.01,
+    "interleaved-1f1b": 0.002,
+    "gpipe": EXACT,
     "pipedream-2bw": EXACT,
     "breadth-first": EXACT,
     "chimera": 0.04,
