@@ -83,7 +83,7 @@ def pipeline_time(
         elif count:
             # On the plans that need it alone: the forms cost more than all the rest here.
             index = np.flatnonzero(chosen)
-            some = StageSeconds(*(_taken(column, index) for column in stages))
+            some = _taken(stages, index)
             bubble[index] = form(some, pp[index], vpp[index], m[index]) - steady[index]
     if stages.chunks is not None:
         shape = (schedule, pp, vpp, m)
@@ -91,9 +91,12 @@ def pipeline_time(
     return PipelineTime(steady, bubble)
 
 
-def _taken(column: FloatArray | ChunkSeconds | None, index: IntArray) -> FloatArray | None:
-    """Some plans of a column."""
-    return column[index] if isinstance(column, np.ndarray) else None
+def _taken(stages: StageSeconds, index: IntArray) -> StageSeconds:
+    """The seconds of some plans."""
+    first, middle, last, *forwards = (column[index] for column in stages[:6])
+    chunk, forward_chunk = (None if a is None else a[index] for a in stages[-2:])
+    some = StageSeconds(first, middle, last, forwards[0], forwards[1], forwards[2])
+    return some._replace(chunk=chunk, forward_chunk=forward_chunk)
 
 
 def _other_bubbles(
@@ -116,10 +119,11 @@ def _other_bubbles(
     return bubble
 
 
-def _gpipe_time(
-    stages: StageSeconds, pp: FloatArray, vpp: FloatArray, m: FloatArray
-) -> FloatArray:
-    """T = sum(tau) + (m - 1) (max f + max b): two passes, each paced by its slowest stage. Exact."""
+def _gpipe_time(stages: StageSeconds, pp: FloatArray, vpp: FloatArray, m: FloatArray) -> FloatArray:
+    """T = sum(tau) + (m - 1) (max f + max b): two passes, each at the slowest stage's pace.
+
+    Exact.
+    """
     forwards = np.maximum(stages.forward_first, stages.forward_middle)
     backwards = np.maximum(
         stages.first - stages.forward_first, stages.middle - stages.forward_middle
@@ -177,7 +181,9 @@ def _interleaved_time(
 def _one_f_one_b_time(
     stages: StageSeconds, pp: FloatArray, vpp: FloatArray, m: FloatArray
 ) -> FloatArray:
-    """T = max over stages s of  sum_{i<s} tau_i + m tau_s + idle_s, with
+    """The longest of the paths along one stage's work.
+
+    T = max over stages s of  sum_{i<s} tau_i + m tau_s + idle_s, with
     idle_s = (R - w f_s)+ + (R - w b_s)+           if m > w = p - s - 1, with R = sum_{i>s} tau_i
              (R - (m - 1) min(f_s, b_s))+          else
 

@@ -114,9 +114,7 @@ def test_equal_stages_are_exact(schedule: str, p: int, v: int, m: int) -> None:
 
 @pytest.mark.parametrize(("schedule", "p", "v", "m"), CASES)
 @pytest.mark.parametrize("slower", [1.05, 1.5, 3.0])
-def test_a_slower_last_stage_is_exact(
-    schedule: str, p: int, v: int, m: int, slower: float
-) -> None:
+def test_a_slower_last_stage_is_exact(schedule: str, p: int, v: int, m: int, slower: float) -> None:
     forward, backward = [0.3] * p, [0.7] * p
     forward[-1] *= slower
     backward[-1] *= slower
