@@ -63,10 +63,19 @@ def test_pictures_are_written_whole_and_not_over_a_file(
 
 
 def test_pixels_need_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cairosvg", None)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     file = tmp_path / "gantt.png"
-    assert "a .png needs the library cairosvg" in refused(run(*PLAN, "--output", str(file)))
+    assert "pip install 'parallelsim[plot]'" in refused(run(*PLAN, "--output", str(file)))
     assert not file.exists()
+
+
+def test_pixels_are_a_png_file(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "gantt.png"
+    assert run(*PLAN, "--output", str(file)).exit_code == 0
+    content = file.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(content[16:20], "big") >= 1200
 
 
 def test_plans_of_a_file_are_read_by_rank(tmp_path: Path) -> None:

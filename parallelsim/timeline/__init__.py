@@ -7,7 +7,8 @@
     costs = stage_costs(schedule, forward_s, input_s=..., weight_s=..., transfer_s=...)
     step_time(graph, costs)                                               # [P] seconds, to rank by
     done = replay(graph, costs)                                           # every operation
-    trace_json(done), gantt_svg(done), gantt_text(done), critical_path(done), bubbles(done)
+    trace_json(done), gantt_svg(done), gantt_png(done), gantt_text(done)  # see it
+    critical_path(done), bubbles(done)
 """
 
 from parallelsim.timeline.activations import memory_over_time, peak_activations
@@ -18,6 +19,7 @@ from parallelsim.timeline.engine import Replay, replay, steady_step_time, step_t
 from parallelsim.timeline.gantt import gantt_svg, gantt_text
 from parallelsim.timeline.graph import Graph, compile_graph
 from parallelsim.timeline.operations import Schedule
+from parallelsim.timeline.pixels import gantt_png
 from parallelsim.timeline.schedules import GENERATORS, broken_rule, make_schedule
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "bubbles",
     "compile_graph",
     "critical_path",
+    "gantt_png",
     "gantt_svg",
     "gantt_text",
     "make_schedule",
