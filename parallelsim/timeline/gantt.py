@@ -17,12 +17,12 @@ MAX_DRAWN = 20_000
 """Operations in a picture."""
 MAX_RANKS_IN_TEXT = 16
 SHADES: Final = {
-    FORWARD: ("#4e79a7", "#a0cbe8"),
-    BACKWARD: ("#f28e2b", "#ffbe7d"),
-    INPUT: ("#e15759", "#ff9d9a"),
-    WEIGHT: ("#59a14f", "#8cd17d"),
+    FORWARD: ("#7ba6d4", "#c0daf0"),
+    BACKWARD: ("#f6a353", "#ffd3a1"),
+    INPUT: ("#e97b7d", "#ffb8b6"),
+    WEIGHT: ("#7abb72", "#b9e2ad"),
 }
-"""Of even and odd chunks."""
+"""Of even and odd chunks; black numbers are legible on all."""
 REDUCE_SHADE: Final = "#79706e"
 IDLE_SHADE: Final = "#ececec"
 LEFT, TOP, BAR, PAIRED_BAR, GAP, HOOK = 62, 36, 20, 30, 8, 4
@@ -111,8 +111,10 @@ def gantt_picture(replay: Replay, plan: int = 0, width: int | None = None) -> Pi
         )
     step = float(replay.step_s[plan])
     if width is None:
-        longest = np.median(replay.finish_s[:, plan] - replay.start_s[:, plan])
-        wanted = LEFT + 12 + NUMBER * step / float(longest) if longest > 0 else 0.0
+        spent = replay.finish_s[:, plan] - replay.start_s[:, plan]
+        kinds = [np.median(spent[schedule.kind == kind]) for kind in np.unique(schedule.kind)]
+        shortest = float(min(kinds))
+        wanted = LEFT + 12 + NUMBER * step / shortest if shortest > 0 else 0.0
         width = int(min(max(wanted, WIDTHS[0]), WIDTHS[1]))
     scale = (width - LEFT - 12) / step if step > 0 else 0.0
     bar = PAIRED_BAR if replay.graph.pairs else BAR
@@ -168,7 +170,7 @@ def _add_axis_and_legend(picture: Picture, replay: Replay, step: float, scale: f
     schedule, y = replay.graph.schedule, picture.height - 28
     for part in range(5):
         anchor = "start" if part == 0 else "end" if part == 4 else "middle"
-        label = format_seconds(step * part / 4)
+        label = format_seconds(step * part / 4) if part else "0"
         picture.labels.append(Label(LEFT + scale * step * part / 4, y, label, anchor))
     names = {
         FORWARD: "forward",
