@@ -149,9 +149,10 @@ def _solve(problem: PartitionProblem, known_s: float) -> Partition:
 def _same_recompute(problem: PartitionProblem) -> Partition:
     """The best number N of layers that every chunk recomputes, and its partition.
 
-    First the least N with which the even cut fits, whose time cuts the search for the others short:
-    all smaller N, and larger ones until a lower bound without a memory limit (time grows with N)
-    shows that none is faster. Where cuts are not proven the best, the next smaller N alone.
+    From the least N with which the even cut fits down, those of the least lower bound first; the
+    best time so far cuts the search for the others short. Then larger N, until a lower bound
+    without a memory limit (time grows with N) shows that none is faster. Where cuts are not proven
+    the best, the next smaller N alone.
     """
     most = -(-len(problem.layers) // problem.vpp)
     even = even_counts(len(problem.layers), problem.num_chunks)
@@ -161,12 +162,19 @@ def _same_recompute(problem: PartitionProblem) -> Partition:
 
     fitting = (n for n in range(most + 1) if _partition(StageCosts(trial(n)), even, False).fits)
     first = next(fitting, most)
-    best = _faster(trial(first), None)
-    unproven = best is not None and not best.proven
-    for number in range(first - 1, -1, -1):
+    bounds: dict[int, float] = {}
+    if problem.layout == "free" and problem.vpp == 1:
+        known = _partition(StageCosts(trial(first)), even, False)
+        known_s = known.time_s * (1 + TOLERANCE) if known.fits else float("inf")
+        bounds = {n: least_seconds(StageCosts(trial(n)), known_s) for n in range(first + 1)}
+    best: Partition | None = None
+    for number in sorted(range(first, -1, -1), key=lambda n: bounds.get(n, 0.0)):
+        unproven = best is not None and not best.proven
         if unproven and number < first - 1:
             break
-        best = _faster(trial(number), best) or best
+        if best is None or bounds.get(number, 0.0) < best.time_s:
+            best = _faster(trial(number), best) or best
+    unproven = best is not None and not best.proven
     for number in range(first + 1, most + 1):
         if best is not None and (unproven or _no_faster(trial(number), best)):
             break

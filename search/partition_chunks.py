@@ -15,7 +15,14 @@ from dataclasses import fields, replace
 
 import numpy as np
 from parallelsim.search.partition_1f1b import one_f_one_b_widths
-from parallelsim.search.partition_dp import Row, band_edges, minimax, widths
+from parallelsim.search.partition_dp import (
+    Edges,
+    Row,
+    band_edges,
+    least_extra,
+    minimax,
+    widths,
+)
 from parallelsim.search.partition_problem import (
     FloatArray,
     IntArray,
@@ -50,7 +57,7 @@ def free_candidates(costs: StageCosts, known_s: float) -> Iterator[Candidate]:
         row = _whole_row(costs)
         if known_s < float("inf"):
             edges = band_edges(row, known_s / problem.num_micro_batches)
-            if edges is None or _bound_of(costs, minimax(edges)) >= known_s:
+            if edges is None or _bound_of(costs, edges) >= known_s:
                 return
             if problem.schedule == "1f1b":
                 layers, proven = one_f_one_b_widths(row, problem.num_micro_batches, known_s, edges)
@@ -85,17 +92,19 @@ def least_seconds(costs: StageCosts, known_s: float) -> float:
     """
     problem, row = costs.problem, _whole_row(costs)
     edges = band_edges(row, known_s / problem.num_micro_batches)
-    return float("inf") if edges is None else _bound_of(costs, minimax(edges))
+    return float("inf") if edges is None else _bound_of(costs, edges)
 
 
-def _bound_of(costs: StageCosts, slowest: float) -> float:
-    """A bound on T from the least slowest stage B.
+def _bound_of(costs: StageCosts, edges: list[Edges]) -> float:
+    """A bound on T from the least slowest stage B, and S, the least sum of all stages.
 
-    With S <= sum(tau) the time without recompute, 1F1B: T >= 2 S + (m - 1 - p) B, for the stage of
-    tau = B ends no sooner than  P + m B + 2 R - w B,  with P + R = sum(tau) - B, and w B - R is at
-    most the gap p B - sum(tau).
+    1F1B: T >= 2 S + (m - 1 - p) B, for the stage of tau = B ends no sooner than  P + m B + 2 R -
+    w B,  with P + R = sum(tau) - B, and w B - R is at most the gap p B - sum(tau).
     """
-    problem, total = costs.problem, float(costs.base_s[-1] + costs.edge_s.sum())
+    problem, slowest = costs.problem, minimax(edges)
+    if slowest == float("inf"):
+        return slowest
+    total = float(costs.base_s[-1] + costs.edge_s.sum()) + least_extra(edges, float("inf"))
     if problem.schedule != "1f1b":
         return problem.slowest_weight * slowest + total / problem.vpp
     weight = problem.num_micro_batches - 1 - problem.pp

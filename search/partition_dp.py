@@ -26,7 +26,7 @@ from parallelsim.search.partition_stages import TOLERANCE
 
 SLACKS = (1 / 16, 1 / 4, 1.0, 4.0, float("inf"))
 """Bounds on tau that are tried in turn, relative to the mean stage and beyond it."""
-MAX_CELLS = 500_000
+MAX_CELLS = 16_000
 """Cuts whose costs are taken together: what stays in the cache counts more than fewer calls."""
 STEPS = 4_000
 """Bounds evaluated by the second pass at most; beyond, the best so far is not proven."""
@@ -95,7 +95,7 @@ def widths(row: Row) -> tuple[IntArray, bool] | None:
         limit = slowest
         edges = band_edges(row, limit) or edges
         slowest = minimax(edges)
-    reach, extra = slowest, _least_extra(edges, slowest)
+    reach, extra = slowest, least_extra(edges, slowest)
     if extra > TOLERANCE * total:
         weight = row.slowest_weight
         reach = slowest + row.sum_weight * extra / weight if weight > 0 else float("inf")
@@ -218,7 +218,7 @@ def minimax(edges: list[Edges]) -> float:
     return float(best[0])
 
 
-def _least_extra(edges: list[Edges], bound: float) -> float:
+def least_extra(edges: list[Edges], bound: float) -> float:
     """The least recompute of all stages where none takes more than ``bound`` seconds."""
     best = np.zeros(1)
     for stage in edges:
@@ -241,7 +241,7 @@ def _best_bound(
 
     def extra_of(k: int) -> float:
         if k not in extras:
-            extras[k] = _least_extra(edges, float(bounds[k]))
+            extras[k] = least_extra(edges, float(bounds[k]))
         return extras[k]
 
     def time_of(k: int, least: float) -> float:

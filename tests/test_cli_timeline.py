@@ -1,6 +1,10 @@
 """``parallelsim timeline``: pictures, traces, exit codes and files."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +114,46 @@ def test_what_cannot_be_replayed_is_one_line_and_no_file(
     output = () if "terminal" in words else ("--output", str(file))
     assert words in refused(run(*options, *output))
     assert not file.exists()
+
+
+@pytest.mark.parametrize("suffix", ["json", "svg", "html", "png"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "parallelsim.replay.plan_replay",
+        "parallelsim.timeline.engine._run",
+        "parallelsim.planfile.check_writable",
+        "parallelsim.planfile.os.fsync",
+        "parallelsim.planfile._put_in_place",
+    ],
+)
+def test_an_interrupt_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, suffix: str
+) -> None:
+    def interrupt(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    if suffix == "png":
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr(where, interrupt)
+    result = run(*PLAN, "--output", str(tmp_path / f"gantt.{suffix}"))
+    assert result.exit_code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_at_any_moment_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "from parallelsim.__main__ import main; main()", "timeline"]
+    plan = [*PLAN[:-1], "2048", "--output", str(tmp_path / "trace.json")]
+    for delay in (0.4, 0.8, 1.2, 1.6):
+        child = subprocess.Popen([*program, *plan], stderr=subprocess.DEVNULL)
+        time.sleep(delay)
+        child.send_signal(signal.SIGINT)
+        child.wait(timeout=60)
+        left = list(tmp_path.iterdir())
+        assert [file.name for file in left] in ([], ["trace.json"])
+        for file in left:
+            assert json.loads(file.read_text())["otherData"]["num_micro_batches"] == 1024
+            file.unlink()
 
 
 def test_other_file_types_are_wrong_usage(tmp_path: Path) -> None:
