@@ -257,12 +257,12 @@ IN_FLIGHT: Mapping[int, Count] = {
     code("schedule", name): count
     for name, count in {
         "breadth-first": lambda p, v, i, m: m,  # arXiv:2211.05953 section 4.1
-        "chimera": lambda p, v, i, m: p / 2 + 1 + _two_way_depth(p, i),  # 2107.06925 table 2
-        "hanayo": lambda p, v, i, m: p - (p - 1 - i) / v,  # 2308.15762
+        "chimera": lambda p, v, i, m: p / 2 + 1 + _two_way_depth(p, i),
+        "hanayo": lambda p, v, i, m: p - (p - 1 - i) / v,
         "zb-h1": lambda p, v, i, m: p,  # 2401.10241 table 2
         "zb-h2": lambda p, v, i, m: 2 * p - 1,
         "zb-v": lambda p, v, i, m: p,
-        "v-half": lambda p, v, i, m: (p + 2) // 2,  # 2405.15362 table 1
+        "v-half": lambda p, v, i, m: (p + 2) // 2,  # as its authors' repository says
         "v-min": lambda p, v, i, m: (p + 4) // 3,
         "dualpipe": lambda p, v, i, m: p + 1,  # 2412.19437 table 2
         "dualpipe-v": lambda p, v, i, m: p + 0.5,
