@@ -217,8 +217,11 @@ def _bound(
     after = total - before - tau
     backward = tau - forward
     idle = np.maximum(after - warmup * forward, 0.0) + np.maximum(after - warmup * backward, 0.0)
-    short = np.maximum(after - (m - 1) * np.minimum(forward, backward), 0.0)
-    return before + m * tau + np.where(m > warmup, idle, short)
+    few = np.flatnonzero(m <= warmup)
+    if len(few):
+        shorter = np.minimum(forward[few], backward[few])
+        idle[few] = np.maximum(after[few] - (m[few] - 1) * shorter, 0.0)
+    return before + m * tau + idle
 
 
 def in_flight_micro_batches(
