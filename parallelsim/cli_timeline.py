@@ -127,7 +127,8 @@ def _print(planned: PlanReplay) -> None:
 
 def _write(planned: PlanReplay, output: str, kind: str, force: bool) -> None:
     from parallelsim.planfile import write_text
-    from parallelsim.timeline import gantt_png, gantt_svg, trace_json
+    from parallelsim.report.gantt_png import gantt_png
+    from parallelsim.timeline import gantt_svg, trace_json
 
     if kind == ".png":
         write_text(output, gantt_png(planned.run()), force=force)

@@ -221,7 +221,7 @@ def _bound(
     if len(few):
         shorter = np.minimum(forward[few], backward[few])
         idle[few] = np.maximum(after[few] - (m[few] - 1) * shorter, 0.0)
-    return before + m * tau + idle
+    return np.asarray(before + m * tau + idle)
 
 
 def in_flight_micro_batches(

@@ -13,6 +13,7 @@ import pytest
 from trace_event_format import problems
 
 from parallelsim.errors import PlanError
+from parallelsim.report.gantt_png import gantt_png
 from parallelsim.timeline.activations import memory_over_time, peak_activations
 from parallelsim.timeline.analysis import bubbles
 from parallelsim.timeline.chrome import trace, trace_json
@@ -20,7 +21,6 @@ from parallelsim.timeline.costs import stage_costs, transfer_time
 from parallelsim.timeline.engine import Replay, replay
 from parallelsim.timeline.gantt import gantt_picture, gantt_svg, gantt_text
 from parallelsim.timeline.graph import compile_graph
-from parallelsim.timeline.pixels import gantt_png
 from parallelsim.timeline.schedules import GENERATORS, make_schedule
 
 

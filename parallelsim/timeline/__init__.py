@@ -8,7 +8,7 @@
     costs = stage_costs(schedule, forward_s, input_s=..., weight_s=..., transfer_s=...)
     step_time(graph, costs)                                               # [P] seconds, to rank by
     done = replay(graph, costs)                                           # every operation
-    trace_json(done), gantt_svg(done), gantt_png(done), gantt_text(done)  # see it
+    trace_json(done), gantt_svg(done), gantt_text(done)  # see it
     critical_path(done), bubbles(done)
 """
 
@@ -21,7 +21,6 @@ from parallelsim.timeline.engine import Replay, replay, steady_step_time, step_t
 from parallelsim.timeline.gantt import gantt_svg, gantt_text
 from parallelsim.timeline.graph import Graph, compile_graph
 from parallelsim.timeline.operations import Schedule
-from parallelsim.timeline.pixels import gantt_png
 from parallelsim.timeline.schedules import GENERATORS, broken_rule, make_schedule
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "compile_graph",
     "compiled_graph",
     "critical_path",
-    "gantt_png",
     "gantt_svg",
     "gantt_text",
     "make_schedule",
