@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,8 @@ class Study:
     """Each source by constants fitted on the others."""
     related_left_out: FloatArray
     """The same, related sources left out together."""
+    without: Mapping[tuple[str, ...], Estimate]
+    """The fits behind them, by what was left out."""
 
 
 def table_of(rows: Sequence[ScoredRow], constants: Sequence[Constant] = CONSTANTS) -> Table:
@@ -109,21 +111,21 @@ def study(table: Table, say: Callable[[str], None] = lambda text: None) -> Study
     fit = fitted_on(kept)
     fitted = predictor.step_times(fit.z)
     say(f"all: objective {fit.objective:.1f}")
+    without: dict[tuple[str, ...], Estimate] = {}
     left_out = np.full(predictor.size, np.nan)
     related = np.full(predictor.size, np.nan)
     for families in [(name,) for name in table.families] + [*TOGETHER]:
         held = table.members(families)
         if not held.any() or held.all():
             continue
-        estimate = fitted_on(kept & ~held)
+        estimate = without[families] = fitted_on(kept & ~held)
         predicted = predictor.only(held).step_times(estimate.z)
-        alone = len(families) == 1
-        (left_out if alone else related)[held] = predicted
-        if alone:
-            related[held] = np.where(np.isnan(related[held]), predicted, related[held])
+        related[held] = predicted  # those left out together come last
+        if len(families) == 1:
+            left_out[held] = predicted
         errors = predicted / table.measured[held] - 1
         say(f"without {', '.join(families)}: its MAPE {100 * np.abs(errors).mean():.1f} %")
-    return Study(table, at_priors, fit, fitted, left_out, related)
+    return Study(table, at_priors, fit, fitted, left_out, related, without)
 
 
 def main() -> int:

@@ -27,6 +27,8 @@ CORRELATION = 0.05
 MAX_ITERATIONS = 16
 REFRESHES = 1
 """Jacobians computed after that of the priors; between them steps reuse the last."""
+UNSHOWN = 0.97
+"""Posterior standard deviation of a z above which its derivatives are not computed again."""
 CLOSE_ENOUGH = 0.02
 LARGEST_STEP = 1.5
 """Of a z in one iteration."""
@@ -98,8 +100,10 @@ def most_probable(
         if gained < CLOSE_ENOUGH or np.abs(step).max() < CLOSE_ENOUGH:
             if refreshed == REFRESHES:
                 break
-            times = np.exp(log_measured - residuals)
-            jacobian, refreshed = predictor.jacobian(z, times), refreshed + 1
+            sd = np.sqrt(np.diag(_covariance(jacobian, irls(residuals, weights))))
+            known = np.where(sd > UNSHOWN, jacobian, np.nan)
+            times, refreshed = np.exp(log_measured - residuals), refreshed + 1
+            jacobian = predictor.jacobian(z, times, known)
     return Estimate(z, _covariance(jacobian, irls(residuals, weights)), best)
 
 

@@ -102,6 +102,8 @@ class Batch:
     attributes: Mapping[str, str]
     constants: tuple[int, ...]
     """Indices of the constants that stand in its specifications."""
+    places: tuple[tuple[str, Any, tuple[int, ...]], ...]
+    """(path, unit, constants whose product with the unit stands there)."""
 
 
 class Predictor:
@@ -114,16 +116,15 @@ class Predictor:
             (id(c.model), id(c.cluster), id(c.framework), tuple(kind.values()))
             for c, kind in zip(cases, kinds, strict=True)
         ]
-        self.batches = [
-            Batch(
-                cases[int(index[0])],
-                np.asarray(index, np.int64),
-                PlanBatch.from_plans([cases[int(i)].plan for i in index]),
-                kinds[int(index[0])],
-                self._constants_of(cases[int(index[0])], kinds[int(index[0])]),
-            )
-            for index in grouped(keys).values()
-        ]
+        self.batches = []
+        for index in grouped(keys).values():
+            first, kind = cases[int(index[0])], kinds[int(index[0])]
+            found = self._constants_of(first, kind)
+            plans = PlanBatch.from_plans([cases[int(i)].plan for i in index])
+            rows, places = np.asarray(index, np.int64), self._places(found, first, kind)
+            self.batches.append(Batch(first, rows, plans, kind, found, places))
+        everywhere = [i for i, constant in enumerate(constants) if constant.is_global]
+        self._equations = self._places(everywhere, None, {})
         self.parameters = tuple(self._parameters())
         self._of_constant = [
             [p for p, parameter in enumerate(self.parameters) if parameter.constant == c]
@@ -179,13 +180,20 @@ class Predictor:
         """Seconds of every case."""
         return self._times(self.batches, z, -1)
 
-    def jacobian(self, z: FloatArray, here: FloatArray) -> FloatArray:
+    def jacobian(
+        self, z: FloatArray, here: FloatArray, known: FloatArray | None = None
+    ) -> FloatArray:
         """Derivatives of the log step times, shape [P, K]; ``here`` are the step times at z.
 
-        One pass a constant: its parameters all act through the log of its value.
+        One pass a constant: its parameters all act through the log of its value. Constants none of
+        whose columns of ``known`` is NaN are taken from there.
         """
         result = np.zeros((self.size, len(self.parameters)))
         for index, constant in enumerate(self.constants):
+            columns = self._of_constant[index]
+            if known is not None and not np.isnan(known[:, columns]).any():
+                result[:, columns] = known[:, columns]
+                continue
             batches = [b for b in self.batches if constant.is_global or index in b.constants]
             moved = self._times(batches, z, index)
             for batch in batches:
@@ -194,43 +202,50 @@ class Predictor:
                     result[batch.rows, p] = slope * self.parameters[p].width
         return result
 
+    def _places(
+        self, constants: Sequence[int], case: Case | None, kind: Mapping[str, str]
+    ) -> tuple[tuple[str, Any, tuple[int, ...]], ...]:
+        """Of a case's specifications, or (None) of the equations."""
+        units: dict[str, Any] = {}
+        members: dict[str, tuple[int, ...]] = {}
+        for index in constants:
+            constant = self.constants[index]
+            for place, path in enumerate(constant.paths):
+                full = path.format_map(kind)
+                if case is None or read(case, full) is not None:
+                    units.setdefault(full, constant.units[place] if constant.units else 1.0)
+                    members[full] = (*members.get(full, ()), index)
+        return tuple((path, units[path], members[path]) for path in members)
+
     def _times(self, batches: Sequence[Batch], z: FloatArray, bumped: int) -> FloatArray:
         """With the log of constant ``bumped`` increased by ``LOG_STEP``; NaN elsewhere."""
         seconds = np.full(self.size, np.nan)
-        with patched(self._settings(z, bumped, None)):
+        known: dict[tuple[int, tuple[str, ...]], float] = {}
+
+        def settings(
+            places: Sequence[tuple[str, Any, tuple[int, ...]]], kind: Mapping[str, str]
+        ) -> dict[str, Any]:
+            result = {}
+            for path, unit, members in places:
+                factor = 1.0
+                for index in members:
+                    constant = self.constants[index]
+                    key = (index, tuple(kind.get(name, "") for name, _ in constant.varies))
+                    if key not in known:
+                        step = np.exp(LOG_STEP) if index == bumped else 1.0
+                        known[key] = min(self.value(index, z, kind) * step, constant.upper)
+                    factor *= known[key]
+                result[path] = scaled(unit, factor)
+            return result
+
+        with patched(settings(self._equations, {})):
             for batch in batches:
                 first = batch.first
-                specs: dict[str, Any] = {"framework": first.framework, "cluster": first.cluster}
-                for path, value in self._settings(z, bumped, batch).items():
-                    root, _, rest = path.partition(".")
-                    specs[root] = replaced(specs[root], rest.split("."), value)
+                specs = {"framework": first.framework, "cluster": first.cluster}
+                specs = updated(specs, settings(batch.places, batch.attributes))
                 table = CostTable(first.model, specs["cluster"], specs["framework"], batch.plans)
                 seconds[batch.rows] = screen_time(table, batch.plans)
         return seconds
-
-    def _settings(self, z: FloatArray, bumped: int, batch: Batch | None) -> dict[str, Any]:
-        """Values by path: those of a batch, or (None) the numbers of the equations."""
-        kind = batch.attributes if batch else {}
-        indices = (
-            batch.constants
-            if batch
-            else [i for i, constant in enumerate(self.constants) if constant.is_global]
-        )
-        factors: dict[str, float] = {}
-        units: dict[str, Any] = {}
-        for index in indices:
-            constant = self.constants[index]
-            value = self.value(index, z, kind) * (np.exp(LOG_STEP) if index == bumped else 1.0)
-            value = min(value, constant.upper)
-            for path, unit in zip(
-                constant.paths, constant.units or (1.0,) * len(constant.paths), strict=True
-            ):
-                full = path.format_map(kind)
-                if batch and read(batch.first, full) is None:
-                    continue
-                factors[full] = factors.get(full, 1.0) * value
-                units.setdefault(full, unit)
-        return {path: scaled(units[path], factor) for path, factor in factors.items()}
 
 
 def scaled(unit: Any, factor: float) -> Any:
@@ -256,19 +271,23 @@ def read(case: Case, path: str) -> Any:
     return value
 
 
-def replaced(spec: Any, names: Sequence[str], value: Any) -> Any:
-    """A copy of nested dataclasses, mappings and tuples with another value at the path."""
-    if not names:
-        return value
-    name, *rest = names
+def updated(spec: Any, settings: Mapping[str, Any]) -> Any:
+    """A copy of nested dataclasses, mappings and tuples with other values at some paths."""
+    inner: dict[str, dict[str, Any]] = {}
+    for path, value in settings.items():
+        name, _, rest = path.partition(".")
+        inner.setdefault(name, {})[rest] = value
+    changes = {}
+    for name, below in inner.items():
+        held = spec[int(name)] if isinstance(spec, tuple) else None
+        held = spec[name] if isinstance(spec, Mapping) else held
+        held = getattr(spec, name) if is_dataclass(spec) else held
+        changes[name] = below[""] if "" in below else updated(held, below)
     if isinstance(spec, Mapping):
-        return {**spec, name: replaced(spec[name], rest, value)}
+        return {**spec, **changes}
     if isinstance(spec, tuple):
-        index = int(name)
-        return (*spec[:index], replaced(spec[index], rest, value), *spec[index + 1 :])
-    assert is_dataclass(spec)
-    assert not isinstance(spec, type)
-    return replace(spec, **{name: replaced(getattr(spec, name), rest, value)})
+        return tuple(changes.get(str(i), value) for i, value in enumerate(spec))
+    return replace(spec, **changes)
 
 
 def number_of_equations(path: str) -> Any:
@@ -289,7 +308,7 @@ def patched(settings: Mapping[str, Any]) -> Iterator[None]:
         for path, value in settings.items():
             attribute, *keys = path.partition(":")[2].split(".")
             old = number_of_equations(f"{path.partition(':')[0]}:{attribute}")
-            new = replaced(old, keys, value)
+            new = updated(old, {".".join(keys): value}) if keys else value
             for name, module in list(sys.modules.items()):
                 if name.startswith("parallelsim") and getattr(module, attribute, None) is old:
                     saved.append((module, attribute, old))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from refit_model import Constant, FloatArray, Predictor, number_of_equations, re
 
 if TYPE_CHECKING:
     from refit import Study
+    from refit_fit import Estimate
 
 COLUMNS = ("today", "priors", "refit", "left_out", "related_left_out")
 SUSPICIOUS = 1.0
@@ -38,7 +39,8 @@ slow. The runs of a source count as n / (1 + {correlation:g} (n - 1)) independen
 predicted, when left out, from the priors of what is particular to it. What is not refitted: the
 equations themselves, the measured tables of GEMMs, attention and collectives, and the defaults of
 unstated settings; people chose those having seen the rows, so *left out* is honest about
-constants, not about the form of the equations.
+constants, not about the form of the equations. Nor were the priors written by somebody who had
+never seen the catalogue: judge them by their reasons, below, and by the column *priors*.
 """
 
 
@@ -53,6 +55,11 @@ class Resolved:
     refit: float
     sd: float
     """Posterior, of the log."""
+    lowest: float
+    """Of the fits without one source each."""
+    lowest_without: str
+    highest: float
+    highest_without: str
 
     @property
     def moved(self) -> float:
@@ -65,8 +72,14 @@ class Resolved:
         return self.sd < 0.8 * self.constant.total_width
 
 
-def resolved(predictor: Predictor, z: FloatArray, covariance: FloatArray) -> list[Resolved]:
+def resolved(
+    predictor: Predictor,
+    z: FloatArray,
+    covariance: FloatArray,
+    without: Mapping[tuple[str, ...], Estimate],
+) -> list[Resolved]:
     """Every constant in every place where runs have it."""
+    fits = {names[0]: fit.z for names, fit in without.items() if len(names) == 1} or {"": z}
     found = []
     for index, constant in enumerate(predictor.constants):
         places: dict[tuple[str, ...], list[Any]] = {}
@@ -79,6 +92,8 @@ def resolved(predictor: Predictor, z: FloatArray, covariance: FloatArray) -> lis
             slope = np.zeros(len(z))
             for p in predictor.applying(index, first.attributes):
                 slope[p] = predictor.parameters[p].width
+            values = {n: predictor.value(index, one, first.attributes) for n, one in fits.items()}
+            low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
             found.append(
                 Resolved(
                     constant,
@@ -87,6 +102,7 @@ def resolved(predictor: Predictor, z: FloatArray, covariance: FloatArray) -> lis
                     _today(constant, first),
                     predictor.value(index, z, first.attributes),
                     float(np.sqrt(slope @ covariance @ slope)),
+                    *(values[low], low, values[high], high),
                 )
             )
     return found
@@ -135,7 +151,7 @@ def page(study: Study) -> tuple[str, dict[str, Any]]:
         }
         for column in COLUMNS
     }
-    constants = resolved(table.predictor, study.fit.z, study.fit.covariance)
+    constants = resolved(table.predictor, study.fit.z, study.fit.covariance, study.without)
     document = {
         "mean_over_families": means,
         "families": families,
@@ -150,6 +166,8 @@ def page(study: Study) -> tuple[str, dict[str, Any]]:
                 "prior_width": round(r.constant.total_width, 3),
                 "refit": _number(r.refit),
                 "sd": round(r.sd, 3),
+                "lowest": [_number(r.lowest), r.lowest_without],
+                "highest": [_number(r.highest), r.highest_without],
                 "moved_prior_widths": round(r.moved, 2),
             }
             for r in constants
@@ -173,7 +191,7 @@ def _text(
         rows=predictor.size,
         correlation=CORRELATION,
         noise=100 * NOISE,
-        together="; ".join(" and ".join(names) for names in TOGETHER),
+        together="; ".join(", ".join(names) for names in TOGETHER),
     )
     suspicious = [r for r in constants if r.learnt and abs(r.moved) > SUSPICIOUS]
     sections = [
@@ -202,7 +220,8 @@ def _text(
         "fifth or more.\n",
         _constants(suspicious),
         "## All constants\n\nWidth and ± are standard deviations of the log, in percent; *moved*: "
-        "refit over catalogue in prior widths; ± near the width: these runs do not show it.\n",
+        "refit over catalogue in prior widths; ± near the width: these runs do not show it. The "
+        "last columns are the extremes of the fits without one source, and which.\n",
         _constants(constants),
         "## Priors\n",
         _table(
@@ -222,11 +241,16 @@ def _mape_bias(score: dict[str, float]) -> tuple[str, str]:
 
 def _constants(rows: Iterable[Resolved]) -> str:
     return _table(
-        ("constant", "of", "runs", "catalogue", "prior", "± %", "refit", "± %", "moved"),
+        (
+            *("constant", "of", "runs", "catalogue", "prior", "± %", "refit", "± %", "moved"),
+            *("lowest, without", "highest, without"),
+        ),
         [
             (r.constant.name, r.of, r.rows, _number(r.today), _number(r.constant.prior))
             + (f"{100 * r.constant.total_width:.0f}", _number(r.refit))
             + (f"{100 * r.sd:.0f}", f"{r.moved:+.1f}")
+            + (f"{_number(r.lowest)} {r.lowest_without}",)
+            + (f"{_number(r.highest)} {r.highest_without}",)
             for r in rows
         ],
     )

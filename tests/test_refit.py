@@ -98,7 +98,7 @@ def test_at_the_catalogues_value_the_predictions_are_the_catalogues(
     moved = []
     for constant in CONSTANTS:
         table = refit.table_of(rows, [replace(constant, varies=())])
-        found = resolved(table.predictor, np.zeros(1), np.eye(1))
+        found = resolved(table.predictor, np.zeros(1), np.eye(1), {})
         if len(constant.paths) > 1 or not found:
             continue
         for factor in (1.0, 0.9):
