@@ -61,9 +61,10 @@ def calibrate(
     from parallelsim.calibration import calibrate as fitted
     from parallelsim.calibration_runs import own_runs
     from parallelsim.catalog import load_cluster
-    from parallelsim.planfile import check_writable
+    from parallelsim.planfile import check_not_input, check_writable
 
     if output:
+        check_not_input(output, runs)
         check_writable(output, force=force)
     base = load_cluster(cluster)
     found = own_runs(runs, base, framework, plan_file, rank)

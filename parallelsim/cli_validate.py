@@ -40,9 +40,13 @@ def validate(
     Columns that a row leaves empty take the documented default of its framework; rows that cannot
     be predicted are skipped and counted by reason.
     """
+    from parallelsim.planfile import check_not_input
     from parallelsim.report import accuracy
     from parallelsim.validation import validate as run_validation
 
+    for output in (rows_file, plot_file):
+        if output:
+            check_not_input(output, tables)
     if plot_file:
         _check_plot(plot_file, force)
     validation = run_validation(tables, framework)

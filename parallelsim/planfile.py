@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -293,6 +293,25 @@ def check_writable(path: str | Path, *, force: bool = False) -> None:
         target if os.path.exists(target) and not _is_regular(target) else folder, os.W_OK
     ):
         raise OutputError(f"{shown}: no permission to write there")
+
+
+def check_not_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
+    """Refuse an output that is one of the files just read, whatever name it goes by.
+
+    Nobody means to lose the measurements that they asked about, so no option overrides it.
+
+    Raises:
+        OutputError: they are the same file.
+    """
+    if any(os.path.exists(file) and _is_same(path, file) for file in inputs):
+        raise OutputError(f"{_shown(path)}: is an input of this command; use another name")
+
+
+def _is_same(one: str | Path, other: str | Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
 
 
 def write_text(

@@ -226,6 +226,18 @@ def test_rows_are_not_overwritten_unasked(tmp_path: Path) -> None:
     assert invoke("validate", table, "--rows", out, "--force").exit_code == 0
 
 
+@pytest.mark.parametrize("option", ["--rows", "--plot"])
+def test_an_input_table_is_never_overwritten(tmp_path: Path, option: str) -> None:
+    table, link = write_table(tmp_path / "t.csv", {}), tmp_path / "link.png"
+    link.symlink_to(table)
+    before = Path(table).read_bytes()
+    for output in (table, link):
+        refused = invoke("validate", table, option, output, "--force")
+        assert refused.exit_code == 1
+        assert "is an input of this command" in refused.output
+    assert Path(table).read_bytes() == before
+
+
 def test_a_table_without_a_scorable_row_still_answers(tmp_path: Path) -> None:
     result = invoke("validate", write_table(tmp_path / "t.csv", {"num_experts": "8"}))
     assert result.exit_code == 0
