@@ -33,6 +33,8 @@ class Capabilities:
     overlap_param_gather: bool
     cross_entropy_fusion: bool
     cuda_graphs: bool
+    fp8_param_gather: bool
+    """Keeps the weights of fp8 GEMMs in fp8 alone, beside sharded fp32 master weights."""
     kv_replication: bool
     min_compute_capability: float
     """CUDA compute capability that the kernels need; 0: any. GPUs without CUDA are not refused."""

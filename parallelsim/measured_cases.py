@@ -30,7 +30,8 @@ from parallelsim.measured_text import (
 )
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import MLP, Attention, Block, Layer, ModelSpec
-from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan
+from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan, code
+from parallelsim.rule_checks import KEEPS_FP8
 from parallelsim.run_defaults import RunDefaults, run_defaults
 from parallelsim.stage_split import stage_split
 
@@ -216,11 +217,12 @@ def _plan(
     if not grad_dtype:
         grad_dtype = defaults.fp16_grad_dtype if precision == "fp16" else defaults.grad_dtype
         assumed.append(f"grad_dtype={grad_dtype}")
-    switches = _switches(facts, framework, defaults, assumed)
+    switches = _switches(facts, framework, defaults, precision, assumed)
     switches["tp_comm_overlap"] &= sequence_parallel
     switches["overlap_param_gather"] &= zero > 0
     switches["overlap_grad_reduce"] &= zero == 0 or defaults.overlap_with_zero
     switches["cuda_graphs"] &= recompute != "full"
+    switches["fp8_param_gather"] &= zero > 0 and bool(KEEPS_FP8[code("precision", precision)])
     fields: dict[str, Any] = degrees | switches
     plan = Plan(
         **fields,
@@ -349,7 +351,11 @@ def _recompute(
 
 
 def _switches(
-    facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
+    facts: Facts,
+    framework: FrameworkSpec,
+    defaults: RunDefaults,
+    precision: str,
+    assumed: list[str],
 ) -> dict[str, bool]:
     """The plan's switches, as stated or by default; what the software lacks stays off."""
     stated = stated_switches(facts)
@@ -364,6 +370,8 @@ def _switches(
     for name in names:
         capable = getattr(framework.capabilities, name)
         switches[name] = capable and stated.get(name, getattr(defaults, name, False))
+    keeps_fp8 = stated.get("fp8_param_gather", precision in defaults.fp8_param_gather)
+    switches["fp8_param_gather"] = framework.capabilities.fp8_param_gather and keeps_fp8
     if "overlap_grad_reduce" not in stated and not facts.text("overlap"):
         assumed.append("overlap=the framework's default")
     return switches

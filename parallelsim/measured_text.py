@@ -26,6 +26,7 @@ _SWITCHES: Mapping[str, re.Pattern[str]] = {
     "overlap_param_gather": re.compile(
         r"\boverlap_param_(?:sync|gather)\s*=\s*(true|false|1|0)\b", re.I
     ),
+    "fp8_param_gather": re.compile(r"\bfp8_param(?:s|_gather)\s*=\s*(true|false|1|0)\b", re.I),
     "cuda_graphs": re.compile(
         r"\b(?:cuda_graph_impl|layer_cuda_graph|mcore_cuda_graph)\s*=\s*(\w+)", re.I
     ),

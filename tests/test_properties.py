@@ -201,6 +201,24 @@ def test_overlapped_parameter_gathers_are_never_worse_than_none(setting: tuple[s
     assert (overlapped.step_time_s <= without.step_time_s * (1 + ROUNDING)).all()
 
 
+def test_weights_kept_in_fp8_are_never_worse_and_spare_the_16_bit_copy() -> None:
+    facts = (load_model("llama3-8b"), load_cluster("hgx-h100", 64), load_framework("megatron-core"))
+    for precision in ("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8"):
+        plan = Plan(tp=2, dp=32, zero=1, global_batch_size=256, precision=precision)
+        copied, alone = (
+            simulate(*facts, replace(plan, fp8_param_gather=on)) for on in (False, True)
+        )
+        assert not (copied.reasons | alone.reasons)[0] or precision == "mxfp8"  # not on Hopper
+        spared = copied.memory.parameters_bytes - alone.memory.parameters_bytes
+        assert spared[0] == copied.memory.parameters_bytes[0] / 2
+        assert alone.peak_memory_bytes[0] < copied.peak_memory_bytes[0]
+        if precision == "mxfp8":  # gathered in 16 bits all the same
+            assert alone.time.dp_exposed_s[0] == copied.time.dp_exposed_s[0]
+        else:
+            assert alone.time.dp_exposed_s[0] < copied.time.dp_exposed_s[0]
+            assert alone.time.optimizer_s[0] < copied.time.optimizer_s[0]
+
+
 @each_setting
 def test_sharding_the_optimizer_never_needs_more_state(setting: tuple[str, str]) -> None:
     *facts, plans = setting_of(setting)

@@ -93,10 +93,13 @@ def is_canonical_cut(model: ModelSpec, pp: int, cut: Staging) -> bool:
     return chunks not in others
 
 
-def choices(framework: FrameworkSpec, degree: dict[str, int]) -> Iterator[dict[str, int | str]]:
+def choices(
+    framework: FrameworkSpec, degree: dict[str, int], precision: str
+) -> Iterator[dict[str, int | str]]:
     """Sequence parallelism, ZeRO and kind of context parallelism, with the switches they decide."""
     can = framework.capabilities
     shards = degree["dp"] * degree["cp"]
+    fp8 = precision.startswith(("fp8", "mxfp8"))
     for sequence_parallel, zero, kind in product((False, True), (0, 1, 2, 3), CP_COMM_TYPES):
         without_effect = (
             (sequence_parallel and degree["tp"] == 1)
@@ -113,6 +116,7 @@ def choices(framework: FrameworkSpec, degree: dict[str, int]) -> Iterator[dict[s
                 "overlap_grad_reduce": reduces,
                 "overlap_param_gather": reduces and can.overlap_param_gather and zero > 0,
                 "cross_entropy_fusion": can.cross_entropy_fusion,
+                "fp8_param_gather": can.fp8_param_gather and fp8 and zero > 0,
             }
 
 
@@ -142,7 +146,7 @@ def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
         for micro_batch_size in range(1, LARGEST_MICRO_BATCH + 1):
             batch = {"global_batch_size": space.global_batch_size}
             batch["micro_batch_size"] = micro_batch_size
-            for chosen in choices(space.framework, degree):
+            for chosen in choices(space.framework, degree, space.precision):
                 shared = {**degree, **batch, **chosen}
                 plan = Plan(**shared)
                 if broken(*inputs, plan) - PIPELINE_RULES:
