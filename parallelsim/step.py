@@ -248,6 +248,7 @@ def after_stages(
         micro_batch_s=pipeline.steady_s / m,
         window=window,
         num_micro_batches=m,
+        num_layers=np.maximum(np.maximum(*columns.layers[:2]), columns.layers.last),
     )
     dp = reduce_s + gather_s
     optimizer = optimizer_time(table, parameters, holders, plans.zero, _cast_bytes(plans))

@@ -219,6 +219,21 @@ def test_weights_kept_in_fp8_are_never_worse_and_spare_the_16_bit_copy() -> None
             assert alone.time.optimizer_s[0] < copied.time.optimizer_s[0]
 
 
+def test_reducing_tensor_by_tensor_costs_with_layers_and_ranks() -> None:
+    """nanotron: 27 us (ZeRO 1: 48 us) for each of 32 layers and each rank, none for one replica."""
+    nanotron = load_framework("nanotron")
+    overlap = replace(nanotron.overlap, dp_rank_s=0.0, zero_rank_s=0.0)
+    in_buckets = replace(nanotron, overlap=overlap)
+    for dp in (1, 8, 64):
+        facts = (load_model("llama3-8b"), load_cluster("hgx-h100", 8 * dp))
+        for zero, seconds in ((0, 27e-6), (1, 48e-6))[: 1 + (dp > 1)]:
+            plan = Plan(tp=8, dp=dp, zero=zero, global_batch_size=dp, sequence_parallel=True)
+            slow, fast = (simulate(*facts, f, plan) for f in (nanotron, in_buckets))
+            difference = (slow.time.dp_exposed_s - fast.time.dp_exposed_s)[0]
+            expected = seconds * 32 * dp if dp > 1 else 0.0
+            assert difference == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
 @each_setting
 def test_sharding_the_optimizer_never_needs_more_state(setting: tuple[str, str]) -> None:
     *facts, plans = setting_of(setting)
