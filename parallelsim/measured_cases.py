@@ -21,6 +21,7 @@ from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.measured_clusters import CLUSTER_FACTS, cluster_of
 from parallelsim.measured_text import (
+    KERNEL_COLUMNS,
     follows_recipe,
     framework_variant,
     stated_grad_dtype,
@@ -42,7 +43,7 @@ SCHEDULE_ALIASES = {"zb-1p": "zb-h1", "zb-2p": "zb-h2"}
 (arXiv:2401.10241, section 5)."""
 OF_FORKS = frozenset(SCHEDULES) - {"none", "1f1b", "interleaved-1f1b", "gpipe"}
 """Schedules that a paper built into its own version of the row's software."""
-FRAMEWORK_FACTS = ("flash_attention", "notes", "schedule")
+FRAMEWORK_FACTS = ("flash_attention", "notes", "schedule", *KERNEL_COLUMNS)
 _T = TypeVar("_T")
 
 
