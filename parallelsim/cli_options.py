@@ -260,4 +260,5 @@ _PLAN_HELP: Mapping[str, str] = {
     "overlap_param_gather": "Gather parameters while the forward pass runs.",
     "cross_entropy_fusion": "Fused cross-entropy.",
     "cuda_graphs": "Launch layers as CUDA graphs.",
+    "fp8_param_gather": "Keep and gather the weights of fp8 GEMMs in fp8 alone.",
 }

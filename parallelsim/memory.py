@@ -25,6 +25,7 @@ from parallelsim.stages import Columns, plan_columns
 
 CHIMERA = code("schedule", "chimera")
 FP32 = code("grad_dtype", "fp32")
+MXFP8 = code("precision", "mxfp8")
 IS_FP32 = np.arange(len(PRECISIONS)) == code("precision", "fp32")
 
 
@@ -101,6 +102,11 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         output = output * (ends.head_first < 1)
     last = head + output
     parameter_bytes = _parameter_bytes(facts)[plans.precision]
+    in_fp8_alone = plans.fp8_param_gather != 0
+    if in_fp8_alone.any():
+        parameter_bytes = np.where(
+            in_fp8_alone, parameter_bytes - _spared_bytes(facts), parameter_bytes
+        )
     stashes = plans.schedule == PIPEDREAM_2BW
     if stashes.any():
         parameter_bytes = np.where(stashes, 2 * parameter_bytes, parameter_bytes)
@@ -134,6 +140,15 @@ def _parameter_bytes(facts: MemoryFacts) -> FloatArray:
     return np.where(IS_FP32, 2 * facts.param_bytes, with_fp8)
 
 
+def _spared_bytes(facts: MemoryFacts) -> float:
+    """Of a parameter that is kept in fp8 alone: the 16-bit copy, where fp8 ones stand beside it.
+
+    Neglects that embedding and output matrix stay in 16 bits: their two bytes are as many as those
+    of an fp8 weight with its transpose.
+    """
+    return min(facts.param_bytes, facts.fp8_weight_bytes)
+
+
 def _optimizer_bytes(facts: MemoryFacts) -> FloatArray:
     """Bytes of the optimizer for a parameter by precision code; fp32 needs no master copy."""
     return facts.optimizer_bytes + np.where(IS_FP32, 0.0, facts.master_bytes)
@@ -157,6 +172,27 @@ def most_parameters(held: States, columns: Columns) -> FloatArray:
     last = layers.last * each + held.last_parameters
     middle = layers.middle * each
     return np.maximum(np.maximum(first, middle), last)
+
+
+def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -> FloatArray:
+    """Bytes of all parameters of the rank that holds most, in the format in which they are
+    gathered, shape [P].
+
+    16 bits (fp32: 32). Layers whose weights are kept in fp8 alone: one byte, the embedding and the
+    output matrix still two. mxfp8 is scaled along rows and along columns, so it gathers 16 bits and
+    quantizes them afterwards (Megatron-LM d98e8a64, core/distributed/param_and_grad_buffer.py
+    _post_param_sync with reuse_grad_buf_for_mxfp8_param_ag).
+    """
+    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    if not plans.fp8_param_gather.any():
+        return wide * most_parameters(held, columns)
+    narrow = np.where((plans.fp8_param_gather != 0) & (plans.precision != MXFP8), 1.0, wide)
+    in_bytes = held._replace(
+        layer_parameters=narrow * held.layer_parameters,
+        first_parameters=wide * held.first_parameters,
+        last_parameters=wide * held.last_parameters,
+    )
+    return most_parameters(in_bytes, columns)
 
 
 class Stage(NamedTuple):

@@ -115,6 +115,8 @@ class Plan:
     overlap_param_gather: bool = False
     cross_entropy_fusion: bool = False
     cuda_graphs: bool = False
+    fp8_param_gather: bool = False
+    """Weights of the fp8 GEMMs are kept in fp8 alone, without a 16-bit copy, and gathered so."""
 
     @property
     def num_gpus(self) -> int:
@@ -247,6 +249,7 @@ class PlanBatch:
     overlap_param_gather: IntArray
     cross_entropy_fusion: IntArray
     cuda_graphs: IntArray
+    fp8_param_gather: IntArray
 
     def __len__(self) -> int:
         return int(self.tp.shape[0])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import CP_COMM_TYPES, MAX_DEGREE, IntArray, PlanBatch, code
+from parallelsim.plan import CP_COMM_TYPES, MAX_DEGREE, PRECISIONS, IntArray, PlanBatch, code
 
 BoolArray = NDArray[np.bool_]
 
@@ -28,6 +28,7 @@ SWITCHES = (
     "overlap_param_gather",
     "cross_entropy_fusion",
     "cuda_graphs",
+    "fp8_param_gather",
 )
 """Plan switches that a framework may not have (fields of ``Capabilities`` under the same names)."""
 RECOMPUTE_KINDS = ("none", "selective", "full", "block")
@@ -41,6 +42,10 @@ EMBEDDING_LOSS = code("layout", "embedding-loss")
 FULL = code("recompute", "full")
 P2P, A2A = code("cp_comm_type", "p2p"), code("cp_comm_type", "a2a")
 FP32, FP32_GRADS = code("precision", "fp32"), code("grad_dtype", "fp32")
+
+
+KEEPS_FP8 = np.array([name.startswith(("fp8", "mxfp8")) for name in PRECISIONS])
+"""By precision code: weights can be kept in fp8 alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,7 @@ def first_last_wrong(c: Context, p: PlanBatch) -> BoolArray:
         rest = c.num_layers - first - last
         each = rest // np.maximum(between, 1)
         fits = (first > 0) & (last > 0) & ((rest > 0) == (between > 0)) & (rest >= 0)
-        fits &= each * np.maximum(between, 1) == rest
+        fits &= (each * np.maximum(between, 1) == rest) & (between >= 0)
         for layers in (first, last, each):
             fits &= layers // vpp * vpp == layers
         broken[index] = ~fits
@@ -270,6 +275,15 @@ def switch_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
     if not refused:
         return False
     broken: BoolArray = np.logical_or.reduce([getattr(p, name) != 0 for name in refused])
+    return broken
+
+
+def fp8_gather_alone(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """Weights in fp8 alone without fp8 GEMMs, or without a sharded optimizer to master them."""
+    on = p.fp8_param_gather != 0
+    if not on.any():
+        return False
+    broken: BoolArray = on & ~(KEEPS_FP8[p.precision] & (p.zero > 0))
     return broken
 
 

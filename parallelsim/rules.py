@@ -278,6 +278,15 @@ RULES: tuple[Rule, ...] = (
         _explain_gather_overlap,
     ),
     Rule(
+        "fp8-param-gather-needs-fp8-and-zero",
+        "keeping weights in fp8 alone needs an fp8 precision and a sharded optimizer",
+        check.fp8_gather_alone,
+        lambda c, p: (
+            f"fp8_param_gather needs an fp8 precision and zero >= 1, got {p.precision}, "
+            f"zero={p.zero}; change them or turn it off"
+        ),
+    ),
+    Rule(
         "zero-2-needs-one-stage",
         "sharded gradients need pp = 1: a pipeline accumulates whole ones over micro-batches",
         lambda c, p: (p.zero >= 2) & (p.pp > 1),

@@ -13,7 +13,13 @@ import numpy as np
 
 from parallelsim.costs import CostTable
 from parallelsim.exposure import data_parallel_exposed, pipeline_transfer_time
-from parallelsim.memory import FP32, IS_FP32, States, most_parameters
+from parallelsim.memory import (
+    FP32,
+    MXFP8,
+    States,
+    gathered_parameter_bytes,
+    most_parameters,
+)
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
@@ -25,6 +31,8 @@ ADAM_BYTES = 30.0
 CAST_BYTES = 4.0
 """For each resident parameter: the 16-bit copy and its source."""
 CAST_BYTES_FP8 = 6.0
+CAST_BYTES_FP8_GATHERED = 2.0
+"""Where the fp8 weight itself arrives: its transpose is read and written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,16 +267,17 @@ def after_stages(
         num_ranks=holders,
         stride=plans.tp,
         gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * parameters,
-        parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * parameters,
+        parameter_bytes=gathered_parameter_bytes(held, plans, columns),
         zero=plans.zero,
         overlap_grad_reduce=plans.overlap_grad_reduce,
         overlap_param_gather=plans.overlap_param_gather,
         micro_batch_s=pipeline.steady_s / m,
         window=window,
         num_micro_batches=m,
+        num_layers=np.maximum(np.maximum(*columns.layers[:2]), columns.layers.last),
     )
     dp = reduce_s + gather_s
-    optimizer = optimizer_time(table, parameters, holders, plans.zero, fp8)
+    optimizer = optimizer_time(table, parameters, holders, plans.zero, _cast_bytes(plans))
     per_micro_batch = framework.host.micro_batch_s * m
     busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
     overlap = framework.overlap
@@ -308,15 +317,24 @@ def transfer_seconds(
     return transfer, exposed
 
 
+def _cast_bytes(plans: PlanBatch) -> FloatArray:
+    """Moved for each resident parameter when the optimizer has stepped, shape [P]."""
+    cast = np.where(IS_FP8[plans.precision], CAST_BYTES_FP8, CAST_BYTES)
+    if not plans.fp8_param_gather.any():
+        return cast
+    arrives_in_fp8 = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
+    return np.where(arrives_in_fp8, CAST_BYTES_FP8_GATHERED, cast)
+
+
 def optimizer_time(
-    table: CostTable, parameters: FloatArray, shards: FloatArray, zero: IntArray, fp8: FloatArray
+    table: CostTable, parameters: FloatArray, shards: FloatArray, zero: IntArray, cast: FloatArray
 ) -> FloatArray:
-    """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8) N) bytes at the bandwidth it reaches
-    (T14).
+    """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8 | 2 gathered in fp8) N) bytes at the
+    bandwidth it reaches (T14).
     """
     accelerator = table.cluster.accelerator
     rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
     owned = parameters / np.where(zero > 0, shards, 1.0)
     resident = np.where(zero == 3, owned, parameters)
-    moved = ADAM_BYTES * owned + np.where(fp8, CAST_BYTES_FP8, CAST_BYTES) * resident
+    moved = ADAM_BYTES * owned + cast * resident
     return np.asarray(moved / rate)

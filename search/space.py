@@ -9,8 +9,8 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 
 * tp beyond the innermost tier (its collectives would leave NVLink);
 * cp that does not divide the sequence into two pieces a rank;
-* the off positions of overlap switches and of the fused cross-entropy: on is never slower nor
-  larger;
+* the off positions of overlap switches, of the fused cross-entropy and of weights kept in fp8
+  alone: on is never slower nor larger;
 * selective recompute with flash attention: it saves only what flash attention does not store;
 * 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is
   not modelled).
@@ -41,7 +41,7 @@ from parallelsim.plan import (
     PlanBatch,
     code,
 )
-from parallelsim.rule_checks import FIRST_LAST
+from parallelsim.rule_checks import FIRST_LAST, KEEPS_FP8
 from parallelsim.rule_schedules import IS_WAVE
 
 Value = int | bool | str
@@ -61,6 +61,7 @@ _SHARED = (
     "tp_comm_overlap",
     "cross_entropy_fusion",
     "cuda_graphs",
+    "fp8_param_gather",
     "grad_dtype",
     "overlap_grad_reduce",
     "overlap_param_gather",
@@ -280,6 +281,7 @@ class SearchSpace:
         kinds = can.cp_comm_types if many_cp else ("p2p",)
         fusion = (False, True) if can.cross_entropy_fusion else (False,)
         graphs = (False, True) if can.cuda_graphs else (False,)
+        can_keep_fp8 = can.fp8_param_gather and KEEPS_FP8[code("precision", self.precision)]
         for zero, kind, fused, graph, dtype in itertools.product(
             self._allowed("zero", zeros, zeros),
             self._allowed("cp_comm_type", kinds, kinds),
@@ -289,9 +291,14 @@ class SearchSpace:
         ):
             for sp in self._allowed("sequence_parallel", sharding, sharding):
                 buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
-                for user_buffers in self._allowed("tp_comm_overlap", buffers[-1:], buffers):
-                    for overlaps in self._overlap_rows(many_shards, zero):
-                        yield (sp, zero, kind, user_buffers, fused, graph, dtype, *overlaps)
+                fp8 = (False, True) if zero and can_keep_fp8 else (False,)
+                for user_buffers, fp8_weights, overlaps in itertools.product(
+                    self._allowed("tp_comm_overlap", buffers[-1:], buffers),
+                    self._allowed("fp8_param_gather", fp8[-1:], fp8),
+                    self._overlap_rows(many_shards, zero),
+                ):
+                    switches = (user_buffers, fused, graph, fp8_weights)
+                    yield (sp, zero, kind, *switches, dtype, *overlaps)
 
     def _overlap_rows(self, many_shards: bool, zero: int) -> Iterator[tuple[int, int]]:
         """Positions of overlap_grad_reduce and overlap_param_gather."""

@@ -180,6 +180,12 @@ CASES = {
         ["zero=1", "false"],
         {},
     ),
+    "fp8-param-gather-needs-fp8-and-zero": (
+        replace(PIPE, zero=1, fp8_param_gather=True),
+        replace(PIPE, zero=1, fp8_param_gather=True, precision="fp8-current"),
+        ["bf16", "zero=1"],
+        {},
+    ),
     "zero-2-needs-one-stage": (
         replace(PIPE, zero=2),
         replace(PIPE, zero=2, pp=1),
@@ -445,6 +451,8 @@ def restated(
         found.add("tp-overlap-needs-sequence-parallel")
     if plan.overlap_param_gather and not (plan.zero and plan.overlap_grad_reduce):
         found.add("param-gather-overlap-needs-zero")
+    if plan.fp8_param_gather and (plan.zero == 0 or "fp8" not in plan.precision):
+        found.add("fp8-param-gather-needs-fp8-and-zero")
     if plan.zero in (2, 3) and plan.pp > 1:
         found.add("zero-2-needs-one-stage")
     if plan.precision == "fp32" and plan.grad_dtype == "bf16":
@@ -466,7 +474,7 @@ def restated(
     if ("block" if plan.recompute_num_layers else plan.recompute) not in can.recomputes:
         found.add("framework-has-recompute")
     switches = {"sequence_parallel", "tp_comm_overlap", "overlap_grad_reduce"}
-    switches |= {"overlap_param_gather", "cross_entropy_fusion", "cuda_graphs"}
+    switches |= {"overlap_param_gather", "cross_entropy_fusion", "cuda_graphs", "fp8_param_gather"}
     if any(getattr(plan, switch) and not getattr(can, switch) for switch in switches):
         found.add("framework-has-switches")
     return found
@@ -516,6 +524,7 @@ def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:
         "overlap_param_gather": mostly(grads & (zero > 0), 0, 2),
         "cross_entropy_fusion": pick(0, 1),
         "cuda_graphs": mostly(0, 0, 2),
+        "fp8_param_gather": mostly(0, 0, 2),
     }
     return PlanBatch.from_columns(number, columns)
 

@@ -36,7 +36,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
     small = (1, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
     recompute = rng.choice(RECOMPUTES)
     first_last = rng.random() < 0.3
-    switch = [rng.random() < 0.5 for _ in range(6)]
+    switch = [rng.random() < 0.5 for _ in range(7)]
     return Plan(
         tp=rng.choice(small),
         cp=rng.choice(small),
@@ -61,6 +61,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         overlap_param_gather=switch[3],
         cross_entropy_fusion=switch[4],
         cuda_graphs=switch[5],
+        fp8_param_gather=switch[6],
     )
 
 
