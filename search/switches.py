@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from parallelsim.search.asked import Asked
 
 from parallelsim.framework import Capabilities
+from parallelsim.plan import code
 from parallelsim.rule_context import ModelFacts
+from parallelsim.rule_software import KEEPS_FP8
 
 SWITCHES = (
     "sequence_parallel",
@@ -17,6 +19,7 @@ SWITCHES = (
     "tp_comm_overlap",
     "cross_entropy_fusion",
     "cuda_graphs",
+    "fp8_param_gather",
     "grad_dtype",
     "overlap_grad_reduce",
     "overlap_param_gather",
@@ -32,6 +35,7 @@ def switch_rows(
     many_cp: bool,
     many_shards: bool,
     model: ModelFacts,
+    precision: str,
 ) -> Iterator[tuple[int, ...]]:
     """Values of :data:`SWITCHES`, given which degrees are above 1.
 
@@ -45,6 +49,7 @@ def switch_rows(
     usual_kinds = [kind for kind in kinds if only in (None, kind) or not many_cp]
     fusion = (False, True) if can.cross_entropy_fusion else (False,)
     graphs = (False, True) if can.cuda_graphs else (False,)
+    can_keep_fp8 = can.fp8_param_gather and KEEPS_FP8[code("precision", precision)]
     for zero, kind, fused, graph, dtype in itertools.product(
         asked.allowed("zero", zeros, zeros),
         asked.allowed("cp_comm_type", usual_kinds, kinds),
@@ -55,9 +60,14 @@ def switch_rows(
         usual = sharding[-1:] if model.experts else sharding
         for sp in asked.allowed("sequence_parallel", usual, sharding):
             buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
-            for user_buffers in asked.allowed("tp_comm_overlap", buffers[-1:], buffers):
-                for overlaps in _overlap_rows(can, asked, many_shards, zero):
-                    yield (sp, zero, kind, user_buffers, fused, graph, dtype, *overlaps)
+            fp8 = (False, True) if zero and can_keep_fp8 else (False,)
+            for user_buffers, fp8_weights, overlaps in itertools.product(
+                asked.allowed("tp_comm_overlap", buffers[-1:], buffers),
+                asked.allowed("fp8_param_gather", fp8[-1:], fp8),
+                _overlap_rows(can, asked, many_shards, zero),
+            ):
+                switches = (user_buffers, fused, graph, fp8_weights)
+                yield (sp, zero, kind, *switches, dtype, *overlaps)
 
 
 def _overlap_rows(
