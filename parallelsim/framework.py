@@ -191,6 +191,8 @@ class MemoryFacts:
     """phi: reserved over allocated activations, minus one."""
     constant_bytes: float
     """Workspaces, NCCL buffers, CUDA context: on every rank."""
+    cuda_graph_bytes: float = 0.0
+    """Buffers that CUDA graphs pin for their lifetime, on every rank."""
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ class MemoryBreakdown:
     working_bytes: FloatArray
     """Other transients: backward, recompute, gathered inputs, optimizer step."""
     fragmentation_bytes: FloatArray
-    constant_bytes: FloatArray | float
-    """One number: the same on every rank."""
+    constant_bytes: FloatArray
+    """The same on every rank."""
 
     @property
     def total_bytes(self) -> FloatArray:
@@ -342,7 +342,7 @@ def stage_memory(
         loss_bytes=loss,
         working_bytes=working,
         fragmentation_bytes=fragmentation,
-        constant_bytes=facts.constant_bytes,
+        constant_bytes=facts.constant_bytes + facts.cuda_graph_bytes * plans.cuda_graphs,
     )
 
 
@@ -412,7 +412,8 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
         of_experts = layers * experts.layer_parameters
         of_experts = of_experts + np.minimum(experts.first_parameters, 0.0) / columns.pp
         resident = resident + each * of_experts
-    return resident + (1 + facts.fragmentation) * dynamic + facts.constant_bytes
+    constant = facts.constant_bytes + facts.cuda_graph_bytes * plans.cuda_graphs
+    return resident + (1 + facts.fragmentation) * dynamic + constant
 
 
 def _candidates(

@@ -14,8 +14,8 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 * selective recompute with flash attention: it saves only what flash attention does not store;
 * sequence parallelism off for a mixture of experts with tp > 1, dispatchers that another one beats
   everywhere, and gathering all tokens to more ranks than a token has experts;
-* 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is
-  not modelled).
+* 16-bit gradients and other precisions (they change the training);
+* CUDA graphs of models without experts, whose layers do not wait for their launches.
 """
 
 from __future__ import annotations

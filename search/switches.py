@@ -54,7 +54,7 @@ def switch_rows(
         asked.allowed("zero", zeros, zeros),
         asked.allowed("cp_comm_type", usual_kinds, kinds),
         asked.allowed("cross_entropy_fusion", fusion[-1:], fusion),
-        asked.allowed("cuda_graphs", graphs[:1], graphs),
+        asked.allowed("cuda_graphs", graphs if model.experts else graphs[:1], graphs),
         asked.allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
     ):
         usual = sharding[-1:] if model.experts else sharding
