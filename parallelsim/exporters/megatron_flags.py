@@ -166,7 +166,7 @@ def memory(plan: Plan) -> FlagGroup | None:
     if plan.recompute == "selective":
         flags: Sequence[str] = (
             "--recompute-granularity selective",
-            "--recompute-modules core_attn",
+            "--recompute-modules " + plan.recompute_modules.replace("+", " "),
         )
     elif plan.recompute_num_layers:
         number = f"--recompute-num-layers {plan.recompute_num_layers}"

@@ -17,6 +17,7 @@ from parallelsim.sublayers.mlp import activation_bytes, mlp_work
 from parallelsim.sublayers.work import (
     Exchange,
     Place,
+    Repeat,
     Work,
     residual_stream,
     spared_bytes,
@@ -41,7 +42,8 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     Grouped GEMMs of E/ep experts, (m_e, g f_e/etp, h) and (m_e, h, f_e/etp) with m_e = T_k ep/E;
     the router (T_r, E, h) in 16 bits. Moved forward 1.55 x 4 h (T_r + T_k) + 6 T_k f_e/etp + 40
     T_r E, backward 10 for 6 and 60 for 40, and with fp8 1.5 and 3 T_k (h + f_e/etp). Saved
-    T_k (6 h + 6 f_e/etp) + 8 T_r E. With a capacity factor each expert takes that many times its
+    T_k (2 h + (2 g + 2) f_e/etp) + 8 T_r E: what the GEMMs and the activation see; the router's
+    weights are applied in the activation, so that neither permutation keeps its tokens. With a capacity factor each expert takes that many times its
     even share at most, and padding fills it.
     """
     model, keys, tokens = place.model, place.keys, place.tokens / place.keys.sequence_shards
@@ -71,7 +73,12 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     shared = mlp_work(experts.shared, place) if experts.shared else None
     if shared is not None and experts.shared is not None:
         dense = dense - experts.shared.num_parameters(model.hidden_size)
-    saved = kept * (6.0 * width + 6.0 * ffn) + 8.0 * tokens * experts.num_experts
+    saved = kept * (2.0 * width + 2.0 * up + 2.0 * ffn) + 8.0 * tokens * experts.num_experts
+    activated = Repeat(
+        "moe_act",
+        place.width * forward,
+        place.width * (2.0 * kept * ffn - spared_bytes(place, kept * ffn)),
+    )
     element = keys.element_bytes * width
     own = with_own(
         residual_stream(place),
@@ -88,6 +95,7 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
         expert_parameters=_rank_expert_parameters(experts, width, local, etp),
         host_share=0.0,
         num_local_experts=local,
+        repeats=(activated,),
         exchange=Exchange(
             token_bytes=element * tokens,
             copies=float(experts.top_k),

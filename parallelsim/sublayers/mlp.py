@@ -9,6 +9,7 @@ from parallelsim.operators import Gemm
 from parallelsim.sublayers.work import (
     Cast,
     Place,
+    Repeat,
     Work,
     cast_bytes,
     gathered_input_bytes,
@@ -46,6 +47,13 @@ def mlp_work(mlp: MLP, place: Place) -> Work:
     kept = memory.mlp_bytes_gated if mlp.gated else memory.mlp_bytes_plain
     saved = tokens * kept * ffn + gathered_input_bytes(place)
     saved = saved - spared_bytes(place, tokens * (h / place.keys.sequence_shards + ffn))
+    gemms = (Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn))
+    again = Repeat(
+        "mlp",
+        place.width * tokens * ffn * forward,
+        place.width * (tokens * kept * ffn - spared_bytes(place, tokens * ffn)),
+        gemms,
+    )
     return with_own(
         residual_stream(place),
         place,
@@ -55,6 +63,7 @@ def mlp_work(mlp: MLP, place: Place) -> Work:
         cast_forward_bytes=cast_f,
         cast_backward_bytes=cast_b,
         parameters=h * up + h * ffn + mlp.bias * (up + h),
-        gemms=(Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn)),
+        gemms=gemms,
         tp_regions=place.tp_region,
+        repeats=(again,),
     )

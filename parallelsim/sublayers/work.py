@@ -42,6 +42,19 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """A part of the forward pass that selective recompute can run again; shape [K]."""
+
+    module: str
+    """One of ``plan.MODULES``."""
+    forward_bytes: FloatArray
+    """Moved again by memory-bound kernels."""
+    saved_bytes: FloatArray
+    """Not kept for the backward pass then."""
+    gemms: tuple[Gemm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
     """What one sub-layer asks of one rank for one micro-batch; float64 arrays of shape [K]."""
 
@@ -71,6 +84,7 @@ class Work:
     num_local_experts: FloatArray | float = 0.0
     """Whose kernels are launched one by one."""
     exchange: Exchange | None = None
+    repeats: tuple[Repeat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +144,11 @@ def residual_stream(place: Place) -> Work:
     unfused = float(eager and not place.framework.compute.fused_rmsnorm)
     kept = 4.0 * norms + place.dropout + eager * memory.unfused_norm_bytes / 2
     zeros = np.zeros_like(hidden)
+    # In fp8 the GEMM keeps its quantised input, not the norm's output.
+    output = np.where(IS_FP8[place.keys.precision], memory.fp8_input_bytes / 2, 1.0)
+    normed = Repeat(
+        "layernorm", place.width * hidden * 4.0 * norms, place.width * hidden * 2.0 * norms * output
+    )
     return Work(
         forward_bytes=place.width * hidden * (6.0 + moved + 44.0 * unfused),
         backward_bytes=place.width * hidden * (7.0 + moved + 72.0 * unfused),
@@ -137,6 +156,7 @@ def residual_stream(place: Place) -> Work:
         cast_backward_bytes=zeros,
         parameters=np.full_like(hidden, norms * model.norm_parameters()),
         saved_bytes=place.width * hidden * kept,
+        repeats=(normed,),
     )
 
 
@@ -145,7 +165,7 @@ def with_own(stream: Work, place: Place, saved_bytes: FloatArray, **own: object)
     added = {
         name: getattr(stream, name) + value
         for name, value in own.items()
-        if name in ("forward_bytes", "backward_bytes", "parameters")
+        if name in ("forward_bytes", "backward_bytes", "parameters", "repeats")
     }
     kept = stream.saved_bytes + place.width * saved_bytes
     return replace(stream, saved_bytes=kept, **{**own, **added})
