@@ -378,7 +378,8 @@ def _launches(
     """CPU seconds to launch one sub-layer, forward and backward (docs/equations.md T6, T15).
 
     c share (1 + a [tp > 1] + b [cp > 1]), and for experts their own: c_e + n_local c_1 (twice that
-    backward) and the wait for the tokens' counts. The layer's stall is (gpu^p + cpu^p)^(1/p) - gpu.
+    backward) and, unless a capacity fixes the shapes, the wait for the tokens' counts. Graphs hold
+    a whole layer of fixed shapes, else not its experts. The layer's stall is (gpu^p + cpu^p)^(1/p) - gpu.
     """
     host = framework.host
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
@@ -387,9 +388,12 @@ def _launches(
     forward = asked.host_share * host.layer_forward_s * factor
     backward = asked.host_share * host.layer_backward_s * factor
     if asked.exchange is not None:
-        kept = np.where(graphs, host.experts_graph_factor, 1.0)
+        fixed = asked.fixed_shapes
+        left = host.cuda_graph_factor if fixed else host.experts_graph_factor
+        kept = np.where(graphs, left, 1.0)
+        sync = 0.0 if fixed else host.dropless_sync_s
         each = host.local_expert_s * asked.num_local_experts
-        forward = forward + kept * (host.experts_forward_s + each) + host.dropless_sync_s
+        forward = forward + kept * (host.experts_forward_s + each) + sync
         backward = backward + kept * (host.experts_backward_s + 2 * each)
     return forward, backward
 

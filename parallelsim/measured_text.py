@@ -40,6 +40,8 @@ _DISPATCHERS: Mapping[str, re.Pattern[str]] = {
     "all-gather": re.compile(r"\ballgather dispatcher\b", re.I),
 }
 _MODULES = re.compile(r"\brecompute_modules\s*=\s*\[([^\]]*)\]", re.I)
+_TOKEN_DROP = re.compile(r"\btoken[ -]?drop\b", re.I)
+_GRAPH_SCOPE = re.compile(r"\bcuda_graph_scope\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
 _NUM_LAYERS = re.compile(r"\b(?:recompute|checkpoint)_num_layers\s*=\s*(\d+)", re.I)
 _KERNEL = re.compile(r"\bkernel\s*=\s*([^;]*)", re.I)
@@ -74,7 +76,15 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
         for name, pattern in _SWITCHES.items():
             for match in pattern.finditer(facts.text(cell)):
                 stated[name] = (match[1] or "true").lower() not in _OFF
+    scope = _GRAPH_SCOPE.search(facts.text("recompute_detail"))
+    if scope and "attn" not in scope[1]:  # router and bookkeeping alone
+        stated["cuda_graphs"] = False
     return stated
+
+
+def drops_tokens(facts: Facts) -> bool:
+    """Experts take a fixed number of tokens, and drop or pad the rest: a capacity factor of 1."""
+    return bool(_says(_TOKEN_DROP, facts.text("notes")))
 
 
 def stated_recompute_layers(facts: Facts) -> int:

@@ -95,6 +95,7 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
         expert_parameters=_rank_expert_parameters(experts, width, local, etp),
         host_share=0.0,
         num_local_experts=local,
+        fixed_shapes=experts.capacity_factor is not None,
         repeats=(activated,),
         exchange=Exchange(
             token_bytes=element * tokens,

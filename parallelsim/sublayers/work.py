@@ -84,6 +84,8 @@ class Work:
     num_local_experts: FloatArray | float = 0.0
     """Whose kernels are launched one by one."""
     exchange: Exchange | None = None
+    fixed_shapes: bool = True
+    """Known before the step: not where each expert takes as many tokens as are sent to it."""
     repeats: tuple[Repeat, ...] = ()
 
 
