@@ -144,3 +144,9 @@ def rank_head_parameters(model: ModelSpec, keys: OperatorKeys) -> tuple[FloatArr
     tied = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     replicated = np.full(len(keys.tp), float(model.head_parameters() - tied))
     return rank_vocab(model, keys.tp) * model.hidden_size, replicated
+
+
+def distinct_copies(places: FloatArray, copies: float) -> FloatArray:
+    """Different ones of n places that K random choices hit: n (1 - (1 - 1/n)^K)."""
+    hit: FloatArray = places * (1 - (1 - 1 / places) ** copies)
+    return hit

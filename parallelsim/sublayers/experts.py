@@ -12,7 +12,8 @@ from statistics import NormalDist
 import numpy as np
 
 from parallelsim.layers import MixtureOfExperts
-from parallelsim.operators import IS_FP8, FloatArray, Gemm, GroupedGemm
+from parallelsim.operators import IS_FP8, FloatArray, Gemm, GroupedGemm, distinct_copies
+from parallelsim.plan import code
 from parallelsim.sublayers.mlp import activation_bytes, mlp_work
 from parallelsim.sublayers.work import (
     Exchange,
@@ -24,12 +25,12 @@ from parallelsim.sublayers.work import (
     with_own,
 )
 
-PERMUTE_FACTOR = 1.55
-"""Measured over counted bytes of permuting tokens (docs/equations.md T15)."""
 FP8_PASSES = (1.5, 3.0)
 """Bytes that quantising expert inputs moves for each element, forward and backward (T15)."""
 MEMORY_QUANTILE = 0.95
 """Of the busiest rank's load, for which memory has to last."""
+ALL_TO_ALL = code("moe_dispatcher", "all-to-all")
+DEEPEP = code("moe_dispatcher", "deepep")
 BIAS_BYTES = (8.0, 2.0)
 """Moved for each output of an expert with a bias: added expert by expert, then concatenated."""
 ROUTER_BYTES = 40.0
@@ -40,7 +41,7 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     """Everything of one mixture-of-experts sub-layer on one rank (docs/equations.md T15).
 
     Grouped GEMMs of E/ep experts, (m_e, g f_e/etp, h) and (m_e, h, f_e/etp) with m_e = T_k ep/E;
-    the router (T_r, E, h) in 16 bits. Moved forward 1.55 x 4 h (T_r + T_k) + 6 T_k f_e/etp + 40
+    the router (T_r, E, h) in 16 bits. Moved forward 4 h (T_r + 3 T_k) + 6 T_k f_e/etp + 40
     T_r E, backward 10 for 6 and 60 for 40, and with fp8 1.5 and 3 T_k (h + f_e/etp). Saved
     T_k (2 h + (2 g + 2) f_e/etp) + 8 T_r E: what the GEMMs and the activation see; the router's
     weights are applied in the activation, so that neither permutation keeps its tokens. With a capacity factor each expert takes that many times its
@@ -61,7 +62,7 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     gemms: tuple[Gemm, ...] = ()
     if experts.latent_size:
         gemms = (Gemm(tokens, wide, hidden), Gemm(tokens, hidden, wide))
-    permuted = PERMUTE_FACTOR * 4.0 * width * (tokens + copies)
+    permuted = _permuted_bytes(experts, place, copies, tokens * etp)
     router = ROUTER_BYTES * tokens * experts.num_experts
     cast = np.where(IS_FP8[keys.precision], copies * (width + ffn), 0.0)
     forward, backward = activation_bytes(experts.gated, experts.activation)
@@ -132,6 +133,23 @@ def _load(experts: MixtureOfExperts, ep: FloatArray, quantile: float) -> FloatAr
     if experts.load_cv == 0.0:
         return np.ones_like(ep)
     return busiest_load(experts.load_cv, experts.num_experts / ep, ep, quantile)
+
+
+def _permuted_bytes(
+    experts: MixtureOfExperts, place: Place, copies: FloatArray, tokens: FloatArray
+) -> FloatArray:
+    """Moved by sorting tokens by expert and back; the backward pass moves as much.
+
+    4 w (T_r + T_k): each token is read once and written K times, and the other way round. With
+    all-to-all what arrives from each rank is sorted again by local expert, and back: 8 w T_k.
+    Kernels that send a token to a rank once leave q T_r to be copied there, q of K ranks.
+    """
+    ep = place.keys.ep.astype(np.float64)
+    width = experts.expert_width(place.model.hidden_size)
+    dispatcher = place.keys.moe_dispatcher
+    once = np.where(dispatcher == DEEPEP, distinct_copies(ep, experts.top_k), 1.0)
+    again = (dispatcher == ALL_TO_ALL) & (ep > 1) & (experts.num_experts > ep)
+    return 4.0 * width * (once * tokens + copies) + 8.0 * width * np.where(again, copies, 0.0)
 
 
 def _rank_expert_parameters(
