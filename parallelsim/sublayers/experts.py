@@ -31,8 +31,9 @@ MEMORY_QUANTILE = 0.95
 """Of the busiest rank's load, for which memory has to last."""
 ALL_TO_ALL = code("moe_dispatcher", "all-to-all")
 DEEPEP = code("moe_dispatcher", "deepep")
-BIAS_BYTES = (8.0, 2.0)
-"""Moved for each output of an expert with a bias: added expert by expert, then concatenated."""
+BIAS_BYTES = (28.0, 40.0)
+"""Moved for each output of an expert with a bias, forward and backward: times the router's weight
+and added expert by expert in fp32, concatenated, cast (Megatron-LM core 0.20, moe/experts.py)."""
 ROUTER_BYTES = 40.0
 """Moved for each token and expert by softmax, top-k, sort and auxiliary loss (T15)."""
 
@@ -67,19 +68,19 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     cast = np.where(IS_FP8[keys.precision], copies * (width + ffn), 0.0)
     forward, backward = activation_bytes(experts.gated, experts.activation)
     forward, backward = forward * copies * ffn, backward * copies * ffn
-    if experts.bias:
-        forward = forward + BIAS_BYTES[0] * copies * (up + width)
-        backward = backward + BIAS_BYTES[1] * copies * (up + width)
-    dense = experts.dense_parameters(model.hidden_size)
-    shared = mlp_work(experts.shared, place) if experts.shared else None
-    if shared is not None and experts.shared is not None:
-        dense = dense - experts.shared.num_parameters(model.hidden_size)
-    saved = kept * (2.0 * width + 2.0 * up + 2.0 * ffn) + 8.0 * tokens * experts.num_experts
     activated = Repeat(
         "moe_act",
         place.width * forward,
         place.width * (2.0 * kept * ffn - spared_bytes(place, kept * ffn)),
     )
+    if experts.bias:
+        forward = forward + BIAS_BYTES[0] * copies * width
+        backward = backward + BIAS_BYTES[1] * copies * width
+    dense = experts.dense_parameters(model.hidden_size)
+    shared = mlp_work(experts.shared, place) if experts.shared else None
+    if shared is not None and experts.shared is not None:
+        dense = dense - experts.shared.num_parameters(model.hidden_size)
+    saved = kept * (2.0 * width + 2.0 * up + 2.0 * ffn) + 8.0 * tokens * experts.num_experts
     element = keys.element_bytes * width
     own = with_own(
         residual_stream(place),
@@ -142,14 +143,20 @@ def _permuted_bytes(
 
     4 w (T_r + T_k): each token is read once and written K times, and the other way round. With
     all-to-all what arrives from each rank is sorted again by local expert, and back: 8 w T_k.
-    Kernels that send a token to a rank once leave q T_r to be copied there, q of K ranks.
+    Kernels that send a token to a rank once leave q T_r to be copied there, q of K ranks. Dropping
+    and padding has no fused kernels: 6 w T_k more to gather, and to add in memory, copy by copy.
+    In fp8 the rows of each expert are padded to whole tiles and unpadded after, 8 w T_k, unless
+    the shapes are fixed or the dispatching kernel pads (Megatron-LM core 0.20, moe/experts.py).
     """
     ep = place.keys.ep.astype(np.float64)
     width = experts.expert_width(place.model.hidden_size)
     dispatcher = place.keys.moe_dispatcher
     once = np.where(dispatcher == DEEPEP, distinct_copies(ep, experts.top_k), 1.0)
     again = (dispatcher == ALL_TO_ALL) & (ep > 1) & (experts.num_experts > ep)
-    return 4.0 * width * (once * tokens + copies) + 8.0 * width * np.where(again, copies, 0.0)
+    fixed = experts.capacity_factor is not None
+    pads = IS_FP8[place.keys.precision] & (dispatcher != DEEPEP) & (not fixed)
+    passes = 4.0 + 6.0 * fixed + 8.0 * again + 8.0 * pads
+    return width * (4.0 * once * tokens + passes * copies)
 
 
 def _rank_expert_parameters(
