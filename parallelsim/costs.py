@@ -393,8 +393,9 @@ def _launches(
         kept = np.where(graphs, left, 1.0)
         sync = 0.0 if fixed else host.dropless_sync_s
         each = host.local_expert_s * asked.num_local_experts
-        forward = forward + kept * (host.experts_forward_s + each) + sync
-        backward = backward + kept * (host.experts_backward_s + 2 * each)
+        each = each * np.where(graphs & fixed, left, 1.0)
+        forward = forward + kept * host.experts_forward_s + each + sync
+        backward = backward + kept * host.experts_backward_s + 2 * each
     return forward, backward
 
 

@@ -24,17 +24,17 @@ from parallelsim.measured_models import is_gated, measured_model
 from parallelsim.measured_text import (
     follows_recipe,
     framework_variant,
-    recomputes_attention,
     stated_dispatcher,
     stated_grad_dtype,
     stated_layer_split,
+    stated_modules,
     stated_recompute_layers,
     stated_switches,
     states_offload,
 )
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import ModelSpec
-from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan
+from parallelsim.plan import MODULES, PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan
 from parallelsim.planfile import MAX_BATCH, with_sane_size
 from parallelsim.run_defaults import RunDefaults, run_defaults
 from parallelsim.stage_split import stage_split
@@ -192,6 +192,7 @@ def _plan(
         sequence_parallel=sequence_parallel,
         zero=int(zero),
         recompute=recompute,
+        recompute_modules=stated_modules(facts) if recompute == "selective" else MODULES[0],
         recompute_num_layers=stated_recompute_layers(facts) if recompute == "full" else 0,
         precision=precision,
         grad_dtype=grad_dtype,
@@ -341,7 +342,7 @@ def _recompute(
     stated = facts.word("recompute")
     if stated and not facts.feature("recompute"):
         stated = "none"
-    if stated == "selective" and not recomputes_attention(facts):
+    if stated == "selective" and not stated_modules(facts):
         return "none", ()
     if stated in RECOMPUTES:
         return stated, ()
