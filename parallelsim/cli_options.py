@@ -232,7 +232,8 @@ def plan_options(command: Command) -> Command:
                 flag, type=whole_number(0, 2**31), metavar="N", help=_PLAN_HELP[name]
             )
         elif name in ("recompute", "recompute_modules"):
-            add = click.option(flag, metavar="R" if name == "recompute" else "M+M", help=_PLAN_HELP[name])
+            metavar = "R" if name == "recompute" else "M+M"
+            add = click.option(flag, metavar=metavar, help=_PLAN_HELP[name])
         else:
             add = click.option(flag, type=click.Choice(CHOICES[name]), help=_PLAN_HELP[name])
         with_plan = add(with_plan)

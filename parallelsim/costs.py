@@ -254,7 +254,8 @@ def _sublayer_costs(
     for repeat in asked.repeats:
         chosen = keys.recomputes(repeat.module)
         if chosen.any():
-            again = again + np.where(chosen, _repeat_time(repeat, network, framework, rates, keys), 0.0)
+            once = _repeat_time(repeat, network, framework, rates, keys)
+            again = again + np.where(chosen, once, 0.0)
             spared = spared + np.where(chosen, repeat.saved_bytes, 0.0)
     ep = zeros
     if asked.exchange is not None:
@@ -321,8 +322,8 @@ def _repeat_time(
 
 
 def _gradient_traffic(framework: FrameworkSpec, keys: OperatorKeys) -> FloatArray:
-    """Bytes of a weight's gradient that its GEMM moves: read, added to and written in the gradients'
-    own type, or written alone in 16 bits where the addition is a pass of its own.
+    """Bytes of a weight's gradient that its GEMM moves: read, added to and written in the type of
+    the gradients, or written alone in 16 bits where the addition is a pass of its own.
     """
     if not framework.compute.fused_grad_accumulation:
         return np.full(len(keys.tp), 2.0)
@@ -379,7 +380,8 @@ def _launches(
 
     c share (1 + a [tp > 1] + b [cp > 1]), and for experts their own: c_e + n_local c_1 (twice that
     backward) and, unless a capacity fixes the shapes, the wait for the tokens' counts. Graphs hold
-    a whole layer of fixed shapes, else not its experts. The layer's stall is (gpu^p + cpu^p)^(1/p) - gpu.
+    a whole layer of fixed shapes, else not its experts. The layer's stall is (gpu^p + cpu^p)^(1/p)
+    - gpu.
     """
     host = framework.host
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)

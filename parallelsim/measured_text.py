@@ -86,7 +86,8 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
             for match in pattern.finditer(facts.text(cell)):
                 stated[name] = (match[1] or "true").lower() not in _OFF
     scope = _GRAPH_SCOPE.search(facts.text("recompute_detail"))
-    if scope and "attn" not in scope[1]:  # router and bookkeeping alone
+    parts = re.findall(r"\w+", scope[1]) if scope else []
+    if parts and all(part.startswith("moe_") for part in parts):  # bookkeeping alone
         stated["cuda_graphs"] = False
     return stated
 

@@ -45,8 +45,8 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     the router (T_r, E, h) in 16 bits. Moved forward 4 h (T_r + 3 T_k) + 6 T_k f_e/etp + 40
     T_r E, backward 10 for 6 and 60 for 40, and with fp8 1.5 and 3 T_k (h + f_e/etp). Saved
     T_k (2 h + (2 g + 2) f_e/etp) + 8 T_r E: what the GEMMs and the activation see; the router's
-    weights are applied in the activation, so that neither permutation keeps its tokens. With a capacity factor each expert takes that many times its
-    even share at most, and padding fills it.
+    weights are applied in the activation, so that neither permutation keeps its tokens. With a
+    capacity factor each expert takes that many times its even share at most, and padding fills it.
     """
     model, keys, tokens = place.model, place.keys, place.tokens / place.keys.sequence_shards
     etp, ep = keys.etp.astype(np.float64), keys.ep.astype(np.float64)
@@ -66,16 +66,14 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
     permuted = _permuted_bytes(experts, place, copies, tokens * etp)
     router = ROUTER_BYTES * tokens * experts.num_experts
     cast = np.where(IS_FP8[keys.precision], copies * (width + ffn), 0.0)
-    forward, backward = activation_bytes(experts.gated, experts.activation)
-    forward, backward = forward * copies * ffn, backward * copies * ffn
+    act_forward, act_backward = activation_bytes(experts.gated, experts.activation)
     activated = Repeat(
         "moe_act",
-        place.width * forward,
+        place.width * act_forward * copies * ffn,
         place.width * (2.0 * kept * ffn - spared_bytes(place, kept * ffn)),
     )
-    if experts.bias:
-        forward = forward + BIAS_BYTES[0] * copies * width
-        backward = backward + BIAS_BYTES[1] * copies * width
+    forward = copies * (act_forward * ffn + experts.bias * BIAS_BYTES[0] * width)
+    backward = copies * (act_backward * ffn + experts.bias * BIAS_BYTES[1] * width)
     dense = experts.dense_parameters(model.hidden_size)
     shared = mlp_work(experts.shared, place) if experts.shared else None
     if shared is not None and experts.shared is not None:
@@ -156,7 +154,8 @@ def _permuted_bytes(
     fixed = experts.capacity_factor is not None
     pads = IS_FP8[place.keys.precision] & (dispatcher != DEEPEP) & (not fixed)
     passes = 4.0 + 6.0 * fixed + 8.0 * again + 8.0 * pads
-    return width * (4.0 * once * tokens + passes * copies)
+    moved: FloatArray = width * (4.0 * once * tokens + passes * copies)
+    return moved
 
 
 def _rank_expert_parameters(
