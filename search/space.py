@@ -49,6 +49,7 @@ MAX_MICRO_BATCH_SIZE = 64
 UNEVEN_DEPTH = 3
 """A first or last stage may have up to this many layers fewer than the stages between."""
 BLOCK_PLANS = 1 << 16
+SELECTIVE = code("recompute", "selective")
 
 _SHARED = (
     "tp",
@@ -136,6 +137,7 @@ class SearchSpace:
         shared = self._shared_table(pp)
         columns: dict[str, object] = {"pp": pp, "global_batch_size": self.global_batch_size}
         columns["precision"] = code("precision", self.precision)
+        columns["recompute_modules"] = self._modules
         columns |= {name: shared[:, i] for i, name in enumerate(_SHARED)}
         return PlanBatch.from_columns(len(shared), columns)
 
@@ -171,7 +173,8 @@ class SearchSpace:
             name: np.tile(rows[:, i], 2) for i, name in enumerate(_SHARED)
         }
         columns["precision"] = code("precision", self.precision)
-        columns["recompute"] = np.repeat([0, code("recompute", "selective")], len(rows))
+        columns["recompute"] = np.repeat([0, SELECTIVE], len(rows))
+        columns["recompute_modules"] = np.repeat([0, self._modules], len(rows))
         return PlanBatch.from_columns(2 * len(rows), columns)
 
     def _product(self, pp: int, shared: IntArray, staged: IntArray) -> PlanBatch:
@@ -181,6 +184,9 @@ class SearchSpace:
         columns["precision"] = code("precision", self.precision)
         columns |= {name: np.tile(shared[:, i], outer) for i, name in enumerate(_SHARED)}
         columns |= {name: np.repeat(staged[:, i], inner) for i, name in enumerate(_STAGED)}
+        if self._modules:
+            again = np.asarray(columns["recompute"]) == SELECTIVE
+            columns["recompute_modules"] = np.where(again, self._modules, 0)
         return PlanBatch.from_columns(inner * outer, columns)
 
     @cached_property
@@ -188,6 +194,14 @@ class SearchSpace:
         given = {name: (value,) for name, value in self.fixed.items()}
         more = {name: tuple(values) for name, values in self.limits.items() if name not in given}
         return given | more
+
+    @cached_property
+    def _modules(self) -> int:
+        """Code of what selective recompute runs again: the one choice given, else the default."""
+        given = self._given.get("recompute_modules", (CHOICES["recompute_modules"][0],))
+        if len(given) > 1:
+            raise PlanError("recompute_modules takes one choice for a search, got several")
+        return code("recompute_modules", str(given[0]))
 
     @cached_property
     def _degrees(self) -> dict[str, list[int]]:
@@ -399,7 +413,9 @@ class SearchSpace:
         can = self.framework.capabilities.recomputes
         kinds = [k for k in can if k != "block"]
         default = [
-            k for k in kinds if k != "selective" or not self.framework.compute.flash_attention
+            k
+            for k in kinds
+            if k != "selective" or self._modules or not self.framework.compute.flash_attention
         ]
         rows: list[tuple[int, int]] = []
         for kind in self._allowed("recompute", default, kinds):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from parallelsim.search.space import SearchSpace
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.collectives import Network
@@ -18,7 +19,8 @@ from parallelsim.measured_text import drops_tokens, stated_modules, stated_switc
 from parallelsim.measurements import Facts
 from parallelsim.model import ModelSpec
 from parallelsim.operators import GroupedGemm, OperatorKeys, distinct_copies
-from parallelsim.plan import Plan, PlanBatch, code
+from parallelsim.plan import CHOICES, RECOMPUTE_MODULES, Plan, PlanBatch, code
+from parallelsim.simulate import simulate
 from parallelsim.sublayers import Work, work
 
 B200 = load_cluster("hgx-b200").accelerator
@@ -216,7 +218,8 @@ def test_recompute_modules_of_a_plan() -> None:
     plan = Plan(recompute="selective", recompute_modules="mla_up_proj+moe_act").validate()
     assert Plan.from_dict(plan.to_dict()) == plan
     group = memory_flags(plan)
-    assert group is not None and "--recompute-modules mla_up_proj moe_act" in group.flags
+    assert group is not None
+    assert "--recompute-modules mla_up_proj moe_act" in group.flags
     with pytest.raises(PlanError, match="needs recompute=selective"):
         Plan(recompute_modules="moe_act").validate()
     with pytest.raises(PlanError, match="core_attn, layernorm, mla_up_proj, mlp, moe_act"):
@@ -259,3 +262,73 @@ def test_token_drop_of_a_row(notes: str, expected: bool) -> None:
 def test_graphs_of_bookkeeping_alone_are_none(scope: str, expected: bool) -> None:
     detail = f"cuda_graph_impl=transformer_engine; cuda_graph_scope={scope}"
     assert stated_switches(Facts({"recompute_detail": detail}))["cuda_graphs"] is expected
+
+
+def test_a_search_over_given_modules_recomputes_them_alone() -> None:
+    space = SearchSpace(
+        load_model("llama3-8b"),
+        load_cluster("hgx-h100").with_num_gpus(8),
+        MEGATRON,
+        global_batch_size=8,
+        fixed={"recompute_modules": "layernorm+mlp"},
+    )
+    seen = {
+        (CHOICES["recompute"][kind], RECOMPUTE_MODULES[modules])
+        for block in space.blocks()
+        for kind, modules in zip(
+            block.recompute.tolist(), block.recompute_modules.tolist(), strict=True
+        )
+    }
+    assert seen == {("none", "core_attn"), ("selective", "layernorm+mlp"), ("full", "core_attn")}
+
+
+# Step time without over with forced balance of Qwen3-235B on 256 H100 (megatron-moe-model-zoo,
+# from its TFLOP/s of both): sequence length, cp, dp, ratio.
+ROUTING = ((16384, 1, 8, 1.245), (32768, 2, 4, 1.209), (65536, 4, 2, 1.150), (131072, 8, 1, 1.090))
+
+
+@pytest.mark.parametrize(("seq_length", "cp", "dp", "ratio"), ROUTING)
+def test_one_spread_of_loads_explains_four_sequence_lengths(
+    seq_length: int, cp: int, dp: int, ratio: float
+) -> None:
+    base = load_model("qwen3-235b-a22b")
+    base = replace(base, max_seq_length=2**17).with_seq_length(seq_length)
+    skewed = replace(
+        base,
+        blocks=tuple(
+            replace(
+                block,
+                layers=tuple(
+                    replace(layer, experts=replace(layer.experts, load_cv=1.85))
+                    for layer in block.layers
+                    if layer.experts
+                ),
+            )
+            for block in base.blocks
+        ),
+    )
+    plan = Plan(
+        tp=4,
+        cp=cp,
+        pp=8,
+        vpp=4,
+        dp=dp,
+        ep=8,
+        global_batch_size=256,
+        schedule="interleaved-1f1b",
+        layout="embedding-loss",
+        sequence_parallel=True,
+        zero=1,
+        recompute="selective",
+        recompute_modules="layernorm",
+        grad_dtype="bf16",
+        tp_comm_overlap=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        cross_entropy_fusion=True,
+        moe_dispatcher="deepep",
+    )
+    cluster = load_cluster("azure-nd-h100-v5").with_num_gpus(256)
+    plans = PlanBatch.from_plans([plan])
+    balanced, real = (simulate(m, cluster, MEGATRON, plans) for m in (base, skewed))
+    assert real.step_time_s / balanced.step_time_s == pytest.approx(ratio, rel=0.01)

@@ -99,6 +99,7 @@ def experts_work(experts: MixtureOfExperts, place: Place) -> Work:
         repeats=(activated,),
         exchange=Exchange(
             token_bytes=element * tokens,
+            busiest=copies / even,
             copies=float(experts.top_k),
             node_share=min(experts.group_top_k / experts.num_groups, 1.0),
             expert_copies_bytes=element * copies,

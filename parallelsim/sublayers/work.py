@@ -31,6 +31,8 @@ class Exchange:
 
     token_bytes: FloatArray
     """Of the tokens of this rank, one copy of each."""
+    busiest: FloatArray
+    """Load of the busiest rank over the mean: all wait until it has received its share."""
     copies: float
     """Experts that each token is sent to."""
     node_share: float
