@@ -31,7 +31,7 @@ SWITCHES = (
     "cuda_graphs",
 )
 """Plan switches that a framework may not have (fields of ``Capabilities`` under the same names)."""
-RECOMPUTE_KINDS = ("none", "selective", "full", "block")
+RECOMPUTE_KINDS = ("none", "selective", "full", "block", "modules")
 """``block`` is ``full`` with a number of layers."""
 EXTRA_LAYERS = (0, 1, 1, 2, 0)
 """By layout: how many of embedding and loss count as a layer when layers are cut into stages."""
@@ -40,6 +40,7 @@ NONE, INTERLEAVED = code("schedule", "none"), code("schedule", "interleaved-1f1b
 EVEN, FIRST_LAST = code("layout", "even"), code("layout", "first-last")
 EMBEDDING_LOSS = code("layout", "embedding-loss")
 FULL = code("recompute", "full")
+SELECTIVE = code("recompute", "selective")
 P2P, A2A = code("cp_comm_type", "p2p"), code("cp_comm_type", "a2a")
 FP32, FP32_GRADS = code("precision", "fp32"), code("grad_dtype", "fp32")
 
@@ -265,6 +266,8 @@ def unsupported(
 def recompute_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
     """The framework lacks the kind of recompute."""
     kinds = p.recompute + ((p.recompute == FULL) & (p.recompute_num_layers > 0))
+    if p.recompute_modules.any():
+        kinds = kinds + 3 * ((p.recompute == SELECTIVE) & (p.recompute_modules > 0))
     return unsupported(kinds, RECOMPUTE_KINDS, c.framework.capabilities.recomputes)
 
 

@@ -109,6 +109,8 @@ def _framework_message(what: str, field: str, supported: str) -> Callable[[Conte
     def explain(c: Context, p: Plan) -> str:
         known = getattr(c.framework.capabilities, supported)
         value = p.recompute_label if field == "recompute" else getattr(p, field)
+        if field == "recompute" and p.recompute == "selective":
+            value = f"{value} of {p.recompute_modules}"
         return f"{c.framework.name} does not run {what} {value}; it has {_choices(known)}"
 
     return explain

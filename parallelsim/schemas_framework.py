@@ -24,7 +24,7 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "precisions": PRECISIONS,
     "grad_dtypes": GRAD_DTYPES,
     "layouts": LAYOUTS,
-    "recomputes": ("none", "selective", "full", "block"),
+    "recomputes": ("none", "selective", "full", "block", "modules"),
 }
 
 

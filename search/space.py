@@ -411,7 +411,7 @@ class SearchSpace:
     def _recomputes(self, chunk: int) -> list[tuple[int, int]]:
         """(recompute code, layers) of every depth: none, selective, 1 to all but one layer, all."""
         can = self.framework.capabilities.recomputes
-        kinds = [k for k in can if k != "block"]
+        kinds = [k for k in can if k not in ("block", "modules")]
         default = [
             k
             for k in kinds

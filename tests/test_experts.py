@@ -13,6 +13,7 @@ from parallelsim.collectives import Network
 from parallelsim.compute import gemm_rates, grouped_gemm_time, grouped_weight_gradient_time
 from parallelsim.costs import CostTable, LayerCosts
 from parallelsim.errors import PlanError
+from parallelsim.exporters.megatron_flags import VERSIONS, plan_refusals
 from parallelsim.exporters.megatron_flags import memory as memory_flags
 from parallelsim.layers import MLP, Attention, Block, LatentAttention, Layer, MixtureOfExperts
 from parallelsim.measured_text import drops_tokens, stated_modules, stated_switches
@@ -20,6 +21,7 @@ from parallelsim.measurements import Facts
 from parallelsim.model import ModelSpec
 from parallelsim.operators import GroupedGemm, OperatorKeys, distinct_copies
 from parallelsim.plan import CHOICES, RECOMPUTE_MODULES, Plan, PlanBatch, code
+from parallelsim.rules import explain
 from parallelsim.simulate import simulate
 from parallelsim.sublayers import Work, work
 
@@ -332,3 +334,32 @@ def test_one_spread_of_loads_explains_four_sequence_lengths(
     plans = PlanBatch.from_plans([plan])
     balanced, real = (simulate(m, cluster, MEGATRON, plans) for m in (base, skewed))
     assert real.step_time_s / balanced.step_time_s == pytest.approx(ratio, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "precision", "expected"),
+    [
+        ("llama3-8b", "mla_up_proj", "bf16", "multi-head latent attention alone"),
+        ("llama3-8b", "moe_act", "bf16", "mixtures of experts alone"),
+        ("deepseek-v3", "layernorm+moe_act", "fp8-delayed", "layernorm or moe_act"),
+        ("deepseek-v3", "mla_up_proj+moe_act", "mxfp8", ""),
+    ],
+)
+def test_megatron_refuses_modules_that_it_asserts_against(
+    name: str, modules: str, precision: str, expected: str
+) -> None:
+    version = next(iter(VERSIONS.values()))
+    plan = Plan(recompute="selective", recompute_modules=modules, precision=precision)
+    refusals = [
+        text for text in plan_refusals(load_model(name), plan, version) if "recompute" in text
+    ]
+    assert [text for text in refusals if expected in text] == refusals
+    assert bool(refusals) is bool(expected)
+
+
+def test_other_software_has_no_modules() -> None:
+    plan = Plan(recompute="selective", recompute_modules="layernorm", grad_dtype="fp32")
+    spec, cluster = load_model("llama3-8b"), load_cluster("hgx-h100").with_num_gpus(1)
+    why = explain(spec, cluster, load_framework("torchtitan"), plan)
+    assert any("selective of layernorm" in text for text in why)
+    assert not any("selective of" in text for text in explain(spec, cluster, MEGATRON, plan))
