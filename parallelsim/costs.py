@@ -23,13 +23,13 @@ from parallelsim.collectives import Network
 from parallelsim.compute import (
     FP8_CAST_FACTOR,
     STREAM_EFFICIENCY,
-    WGRAD_RATIO,
     GemmRates,
     attention_time,
     gemm_backward_time,
     gemm_rates,
     gemm_time,
     grouped_gemm_time,
+    grouped_weight_gradient_time,
     memory_bound_time,
     weight_gradient_time,
 )
@@ -58,7 +58,7 @@ from parallelsim.operators import (
 )
 from parallelsim.plan import PlanBatch, code
 from parallelsim.savedtensors import embedding_bytes, gathered_bytes, loss_bytes
-from parallelsim.sublayers import Work, work
+from parallelsim.sublayers import Repeat, Work, work
 
 GRADIENT_ACCUMULATION_BYTES = (10.0, 6.0)
 """Moved for each parameter and micro-batch where weight gradients are added outside the GEMM, with
@@ -238,7 +238,7 @@ def _sublayer_costs(
 ) -> tuple[dict[str, FloatArray], FloatArray]:
     """(columns of :class:`LayerCosts` without launches, backward seconds) of one sub-layer."""
     zeros = np.zeros(len(keys.tp))
-    gemm_f, gemm_b, gemm_w = _products(asked, network.cluster.accelerator, rates, keys)
+    gemm_f, gemm_b, gemm_w = _products(asked, network.cluster.accelerator, framework, rates, keys)
     memory_f, memory_b = _memory_bound(asked, network, framework, keys)
     attention_f, attention_b = zeros, zeros
     tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
@@ -249,6 +249,14 @@ def _sublayer_costs(
         cp = context_parallel_exposed(
             asked.core, framework.overlap, network, keys, (attention_f, attention_b)
         )
+    again = np.where(keys.recomputes("core_attn"), attention_f, 0.0)
+    spared = zeros
+    for repeat in asked.repeats:
+        chosen = keys.recomputes(repeat.module)
+        if chosen.any():
+            once = _repeat_time(repeat, network, framework, rates, keys)
+            again = again + np.where(chosen, once, 0.0)
+            spared = spared + np.where(chosen, repeat.saved_bytes, 0.0)
     ep = zeros
     if asked.exchange is not None:
         ep = expert_exchange(asked.exchange, framework.overlap, network, keys)
@@ -261,10 +269,10 @@ def _sublayer_costs(
         "tp_exposed_s": tp.forward_s + tp.backward_s,
         "cp_exposed_s": cp.forward_s + cp.backward_s,
         "ep_exposed_s": 2 * ep,
-        "selective_s": np.where(keys.selective > 0, attention_f, 0.0),
+        "selective_s": again,
         "forward_s": gemm_f + attention_f + memory_f + tp.forward_s + cp.forward_s + ep,
         "weight_s": gemm_w,
-        "saved_bytes": asked.saved_bytes,
+        "saved_bytes": asked.saved_bytes - spared,
         "parameters": asked.parameters,
         "expert_parameters": asked.expert_parameters + zeros,
     }
@@ -272,7 +280,11 @@ def _sublayer_costs(
 
 
 def _products(
-    asked: Work, accelerator: AcceleratorSpec, rates: GemmRates, keys: OperatorKeys
+    asked: Work,
+    accelerator: AcceleratorSpec,
+    framework: FrameworkSpec,
+    rates: GemmRates,
+    keys: OperatorKeys,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Seconds of all GEMMs: forward, backward, and the weight gradients' part of backward."""
     forward = backward = weight = np.zeros(len(keys.tp))
@@ -283,11 +295,43 @@ def _products(
         backward = backward + gemm_backward_time(accelerator, rates, precision, gemm)
         weight = weight + weight_gradient_time(accelerator, rates, precision, gemm)
     for grouped in asked.grouped_gemms:
-        once = grouped_gemm_time(accelerator, rates, keys.precision, grouped)
-        forward = forward + once
-        backward = backward + (1 + WGRAD_RATIO) * once
-        weight = weight + WGRAD_RATIO * once
+        inputs = grouped._replace(n=grouped.k, k=grouped.n)
+        once = grouped_weight_gradient_time(
+            accelerator, rates, keys.precision, grouped, _gradient_traffic(framework, keys)
+        )
+        forward = forward + grouped_gemm_time(accelerator, rates, keys.precision, grouped)
+        backward = backward + once
+        backward = backward + grouped_gemm_time(accelerator, rates, keys.precision, inputs)
+        weight = weight + once
     return forward, backward, weight
+
+
+def _repeat_time(
+    repeat: Repeat,
+    network: Network,
+    framework: FrameworkSpec,
+    rates: GemmRates,
+    keys: OperatorKeys,
+) -> FloatArray:
+    """Seconds of one part of the forward pass run again; neglects its launches."""
+    accelerator = network.cluster.accelerator
+    time = memory_bound_time(accelerator, framework, repeat.forward_bytes)
+    for gemm in repeat.gemms:
+        time = time + gemm_time(accelerator, rates, keys.precision, gemm)
+    return time
+
+
+def _gradient_traffic(framework: FrameworkSpec, keys: OperatorKeys) -> FloatArray:
+    """Bytes of a weight's gradient that its GEMM moves: read, added to and written in the type of
+    the gradients, or written alone in 16 bits where the addition is a pass of its own.
+    """
+    if not framework.compute.fused_grad_accumulation:
+        return np.full(len(keys.tp), 2.0)
+    memory = framework.memory
+    held = np.where(
+        keys.grad_dtype == FP32_GRADIENTS, memory.grad_bytes_fp32, memory.grad_bytes_bf16
+    )
+    return 2.0 * held
 
 
 def sixteen_bit(keys: OperatorKeys) -> IntArray:
@@ -335,7 +379,9 @@ def _launches(
     """CPU seconds to launch one sub-layer, forward and backward (docs/equations.md T6, T15).
 
     c share (1 + a [tp > 1] + b [cp > 1]), and for experts their own: c_e + n_local c_1 (twice that
-    backward) and the wait for the tokens' counts. The layer's stall is (gpu^p + cpu^p)^(1/p) - gpu.
+    backward) and, unless a capacity fixes the shapes, the wait for the tokens' counts. Graphs hold
+    a whole layer of fixed shapes, else not its experts. The layer's stall is (gpu^p + cpu^p)^(1/p)
+    - gpu.
     """
     host = framework.host
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
@@ -344,10 +390,14 @@ def _launches(
     forward = asked.host_share * host.layer_forward_s * factor
     backward = asked.host_share * host.layer_backward_s * factor
     if asked.exchange is not None:
-        kept = np.where(graphs, host.experts_graph_factor, 1.0)
+        fixed = asked.fixed_shapes
+        left = host.cuda_graph_factor if fixed else host.experts_graph_factor
+        kept = np.where(graphs, left, 1.0)
+        sync = 0.0 if fixed else host.dropless_sync_s
         each = host.local_expert_s * asked.num_local_experts
-        forward = forward + kept * (host.experts_forward_s + each) + host.dropless_sync_s
-        backward = backward + kept * (host.experts_backward_s + 2 * each)
+        each = each * np.where(graphs & fixed, left, 1.0)
+        forward = forward + kept * host.experts_forward_s + each + sync
+        backward = backward + kept * host.experts_backward_s + 2 * each
     return forward, backward
 
 
@@ -480,7 +530,7 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.etp,
         plans.moe_dispatcher,
         plans.ep_comm_overlap,
-        (plans.recompute == SELECTIVE).astype(np.int64),
+        np.where(plans.recompute == SELECTIVE, 1 + plans.recompute_modules, 0),
     ]
 
 

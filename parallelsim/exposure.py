@@ -122,9 +122,8 @@ def expert_exchange(
     group = network.group(keys.ep, keys.etp)
     per_node = keys.moe_dispatcher == DEEPEP
     limit = np.where(per_node, exchange.node_share, 1.0)
-    one_way = network.expert_all_to_all(
-        exchange.token_bytes, exchange.copies, group, per_node, limit
-    )
+    received = exchange.token_bytes * exchange.busiest
+    one_way = network.expert_all_to_all(received, exchange.copies, group, per_node, limit)
     inner = network.group(keys.etp, np.ones(len(keys.etp)))
     split = exchange.expert_copies_bytes
     sliced = network.all_gather(split, inner) + network.reduce_scatter(split, inner)

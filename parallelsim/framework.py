@@ -36,7 +36,9 @@ class Capabilities:
     grad_dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
     recomputes: tuple[str, ...]
-    """none, selective, full, block (a number of layers for each virtual stage)."""
+    """none, selective, full, block (a number of layers for each virtual stage), modules (selective
+    of others than the attention core).
+    """
     sequence_parallel: bool
     tp_comm_overlap: bool
     """User-buffer overlap of tensor-parallel collectives with GEMMs."""

@@ -25,17 +25,17 @@ from parallelsim.measured_text import (
     KERNEL_COLUMNS,
     follows_recipe,
     framework_variant,
-    recomputes_attention,
     stated_dispatcher,
     stated_grad_dtype,
     stated_layer_split,
+    stated_modules,
     stated_recompute_layers,
     stated_switches,
     states_offload,
 )
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import ModelSpec
-from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan, code
+from parallelsim.plan import MODULES, PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan, code
 from parallelsim.planfile import MAX_BATCH, with_sane_size
 from parallelsim.rule_software import KEEPS_FP8
 from parallelsim.run_defaults import RunDefaults, run_defaults
@@ -195,6 +195,7 @@ def _plan(
         sequence_parallel=sequence_parallel,
         zero=int(zero),
         recompute=recompute,
+        recompute_modules=stated_modules(facts) if recompute == "selective" else MODULES[0],
         recompute_num_layers=stated_recompute_layers(facts) if recompute == "full" else 0,
         precision=precision,
         grad_dtype=grad_dtype,
@@ -344,7 +345,7 @@ def _recompute(
     stated = facts.word("recompute")
     if stated and not facts.feature("recompute"):
         stated = "none"
-    if stated == "selective" and not recomputes_attention(facts):
+    if stated == "selective" and not stated_modules(facts):
         return "none", ()
     if stated in RECOMPUTES:
         return stated, ()

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from parallelsim.framework import FrameworkSpec
 from parallelsim.measurements import SWITCH_WORDS, Facts, RowError
-from parallelsim.plan import GRAD_DTYPES
+from parallelsim.plan import GRAD_DTYPES, MODULES
 
 FLASH_ATTENTION_1_EFFICIENCY = 0.75
 """FlashAttention-1 over FlashAttention-2 kernels in whole training runs on A100: published sources
@@ -41,7 +41,18 @@ _DISPATCHERS: Mapping[str, re.Pattern[str]] = {
     "all-gather": re.compile(r"\ballgather dispatcher\b", re.I),
 }
 _MODULES = re.compile(r"\brecompute_modules\s*=\s*\[([^\]]*)\]", re.I)
+_TOKEN_DROP = re.compile(r"\btoken[ -]?drop\b", re.I)
+_GRAPH_SCOPE = re.compile(r"\bcuda_graph_scope\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
+_NAMED = re.compile(r"selective \(([^)]*)\)")
+_MODULE_WORDS: Mapping[str, re.Pattern[str]] = {
+    "core_attn": re.compile(r"attn|attention", re.I),
+    "layernorm": re.compile(r"norm", re.I),
+    "mla_up_proj": re.compile(r"up.proj", re.I),
+    "mlp": re.compile(r"\bmlp\b", re.I),
+    "moe_act": re.compile(r"\b(?:moe_)?act\b", re.I),
+}
+"""How sources name the modules that selective recompute runs again."""
 _NUM_LAYERS = re.compile(r"\b(?:recompute|checkpoint)_num_layers\s*=\s*(\d+)", re.I)
 _KERNEL = re.compile(r"\bkernel\s*=\s*([^;]*)", re.I)
 _FP32_GRADIENTS = re.compile(r"\bfp32 grad", re.I)
@@ -87,7 +98,16 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
         value = facts.switch(name)
         if value is not None:
             stated[name] = value
+    scope = _GRAPH_SCOPE.search(facts.text("recompute_detail"))
+    parts = re.findall(r"\w+", scope[1]) if scope else []
+    if parts and all(part.startswith("moe_") for part in parts):  # bookkeeping alone
+        stated["cuda_graphs"] = False
     return stated
+
+
+def drops_tokens(facts: Facts) -> bool:
+    """Experts take a fixed number of tokens, and drop or pad the rest: a capacity factor of 1."""
+    return bool(_says(_TOKEN_DROP, facts.text("notes")))
 
 
 def stated_recompute_layers(facts: Facts) -> int:
@@ -103,14 +123,15 @@ def stated_dispatcher(facts: Facts) -> str:
     return found[0] if found else ""
 
 
-def recomputes_attention(facts: Facts) -> bool:
-    """Selective recompute covers the attention core: unless the modules are named without it."""
+def stated_modules(facts: Facts) -> str:
+    """What selective recompute covers, one of ``plan.RECOMPUTE_MODULES``: the attention core unless
+    the cells name other modules; empty where they name none that a plan has.
+    """
     detail = facts.text("recompute_detail")
-    match = _MODULES.search(detail)
-    if match:
-        return "core_attn" in match[1]
-    named = re.search(r"selective \(([^)]*)\)", detail)
-    return named is None or "attn" in named[1]
+    named = _MODULES.search(detail) or _NAMED.search(detail)
+    if named is None:
+        return MODULES[0]
+    return "+".join(name for name in MODULES if _MODULE_WORDS[name].search(named[1]))
 
 
 def states_offload(facts: Facts) -> bool:

@@ -342,7 +342,8 @@ def stage_memory(
         loss_bytes=loss,
         working_bytes=working,
         fragmentation_bytes=fragmentation,
-        constant_bytes=facts.constant_bytes + facts.cuda_graph_bytes * plans.cuda_graphs,
+        constant_bytes=np.float64(facts.constant_bytes)
+        + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),
     )
 
 

@@ -123,12 +123,15 @@ class ModelSpec:
 
     @cached_property
     def num_leading_blocks(self) -> int:
-        """Blocks before the longest one, where they have few layers (at most an eighth): the dense
-        layers that many mixtures of experts begin with. They are on the first pipeline stage.
+        """Blocks before the longest one, where they have few layers (at most an eighth, of dense
+        layers before mixtures of experts a quarter). They are on the first pipeline stage.
         """
         lengths = [block.repeat * len(block.layers) for block in self.blocks]
         longest = lengths.index(max(lengths))
-        return longest if sum(lengths[:longest]) <= self.num_layers // 8 else 0
+        before = any(layer.experts for block in self.blocks[:longest] for layer in block.layers)
+        after = all(layer.experts for layer in self.blocks[longest].layers)
+        few = self.num_layers // (4 if after and not before else 8)
+        return longest if sum(lengths[:longest]) <= few else 0
 
     @cached_property
     def leading_kinds(self) -> tuple[tuple[Layer, int], ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelsim.model import VOCAB_PADDING, ModelSpec
-from parallelsim.plan import PRECISIONS, code
+from parallelsim.plan import MODULES, PRECISIONS, RECOMPUTE_MODULES, code
 
 FloatArray = NDArray[np.float64]
 FP32 = code("precision", "fp32")
@@ -28,6 +28,12 @@ CURRENT_SCALING = np.array(
 )
 """By precision code: the scale is found from the tensor itself, one more pass."""
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+RECOMPUTES_MODULE = {
+    module: np.array([False] + [module in some.split("+") for some in RECOMPUTE_MODULES])
+    for module in MODULES
+}
+"""By module: whether it is recomputed, by ``OperatorKeys.selective``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +57,12 @@ class OperatorKeys:
     moe_dispatcher: IntArray
     ep_comm_overlap: IntArray
     selective: IntArray
-    """1 where the attention core is recomputed (recompute = selective)."""
+    """1 + the code of ``recompute_modules`` with recompute = selective, else 0."""
+
+    def recomputes(self, module: str) -> BoolArray:
+        """Whether selective recompute runs a part of the layer again."""
+        again: BoolArray = RECOMPUTES_MODULE[module][self.selective]
+        return again
 
     @property
     def sequence_shards(self) -> FloatArray:
@@ -77,7 +88,7 @@ class Gemm(NamedTuple):
 
 
 class GroupedGemm(NamedTuple):
-    """Products of one shape in one kernel, those of a rank's experts; one entry for each key."""
+    """Products of one shape, those of a rank's experts; one entry for each key."""
 
     num_products: FloatArray
     m: FloatArray
@@ -133,3 +144,9 @@ def rank_head_parameters(model: ModelSpec, keys: OperatorKeys) -> tuple[FloatArr
     tied = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     replicated = np.full(len(keys.tp), float(model.head_parameters() - tied))
     return rank_vocab(model, keys.tp) * model.hidden_size, replicated
+
+
+def distinct_copies(places: FloatArray, copies: float) -> FloatArray:
+    """Different ones of n places that K random choices hit: n (1 - (1 - 1/n)^K)."""
+    hit: FloatArray = places * (1 - (1 - 1 / places) ** copies)
+    return hit

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,13 @@ LAYOUTS = ("even", "embedding", "loss", "embedding-loss", "first-last")
 """How layers are cut into stages: evenly; with the embedding, the loss or both counted as a layer;
 or with the number of layers of the first and last stage given and the rest even."""
 RECOMPUTES = ("none", "selective", "full")
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
+"""Parts of a layer that selective recompute can run again: the attention core, the norms, latent
+attention's up projections, the dense MLP, the experts' activation (Megatron's names)."""
+RECOMPUTE_MODULES = tuple(
+    "+".join(some) for count in range(1, len(MODULES) + 1) for some in combinations(MODULES, count)
+)
+"""Every choice of them, joined by ``+`` in that order."""
 PRECISIONS = (
     "fp32",
     "bf16",
@@ -69,6 +77,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "layout": LAYOUTS,
     "recompute": RECOMPUTES,
+    "recompute_modules": RECOMPUTE_MODULES,
     "precision": PRECISIONS,
     "grad_dtype": GRAD_DTYPES,
     "cp_comm_type": CP_COMM_TYPES,
@@ -113,6 +122,8 @@ class Plan:
     recompute: str = "none"
     recompute_num_layers: int = 0
     """With ``full``: layers recomputed in each virtual stage; 0 means all of them."""
+    recompute_modules: str = "core_attn"
+    """With ``selective``: what is recomputed, one of ``RECOMPUTE_MODULES``."""
     precision: str = "bf16"
     grad_dtype: str = "fp32"
     """Format in which gradients are accumulated and reduced."""
@@ -156,6 +167,8 @@ class Plan:
             raise PlanError(
                 f"recompute_num_layers={self.recompute_num_layers} needs recompute=full"
             )
+        if self.recompute_modules != MODULES[0] and self.recompute != "selective":
+            raise PlanError(f"recompute_modules={self.recompute_modules} needs recompute=selective")
         return self
 
     def to_dict(self) -> dict[str, int | bool | str]:
@@ -227,6 +240,11 @@ def _check_field(name: str, value: object, kind: type) -> None:
     elif kind is bool:
         if not isinstance(value, bool):
             raise PlanError(f"{name} must be true or false, got {str(value)[:80]!r}")
+    elif name == "recompute_modules" and value not in RECOMPUTE_MODULES:
+        raise PlanError(
+            f"recompute_modules must be some of {', '.join(MODULES)} in this order, joined by +, "
+            f"got {str(value)[:80]!r}"
+        )
     elif value not in CHOICES[name]:
         raise PlanError(
             f"{name} must be one of {', '.join(CHOICES[name])}, got {str(value)[:80]!r}"
@@ -254,6 +272,7 @@ class PlanBatch:
     zero: IntArray
     recompute: IntArray
     recompute_num_layers: IntArray
+    recompute_modules: IntArray
     precision: IntArray
     grad_dtype: IntArray
     cp_comm_type: IntArray

@@ -21,7 +21,7 @@ from parallelsim.plan import (
     code,
 )
 from parallelsim.rule_context import BoolArray, Context, Rule, all_plans, choices, unsupported
-from parallelsim.rule_stages import FULL
+from parallelsim.rule_stages import FULL, SELECTIVE
 
 SWITCHES = (
     "sequence_parallel",
@@ -34,7 +34,7 @@ SWITCHES = (
     "fp8_param_gather",
 )
 """Plan switches that a framework may not have (fields of ``Capabilities`` under the same names)."""
-RECOMPUTE_KINDS = ("none", "selective", "full", "block")
+RECOMPUTE_KINDS = ("none", "selective", "full", "block", "modules")
 """``block`` is ``full`` with a number of layers."""
 KEEPS_FP8 = np.array([name.startswith(("fp8", "mxfp8")) for name in PRECISIONS])
 """By precision code: weights can be kept in fp8 alone."""
@@ -44,6 +44,8 @@ FP32, FP32_GRADS = code("precision", "fp32"), code("grad_dtype", "fp32")
 def recompute_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
     """The framework lacks the kind of recompute."""
     kinds = p.recompute + ((p.recompute == FULL) & (p.recompute_num_layers > 0))
+    if p.recompute_modules.any():
+        kinds = kinds + 3 * ((p.recompute == SELECTIVE) & (p.recompute_modules > 0))
     return unsupported(kinds, RECOMPUTE_KINDS, c.framework.capabilities.recomputes)
 
 
@@ -105,6 +107,8 @@ def _framework_message(what: str, field: str, supported: str) -> Callable[[Conte
     def explain(c: Context, p: Plan) -> str:
         known = getattr(c.framework.capabilities, supported)
         value = p.recompute_label if field == "recompute" else getattr(p, field)
+        if field == "recompute" and p.recompute == "selective":
+            value = f"{value} of {p.recompute_modules}"
         return f"{c.framework.name} does not run {what} {value}; it has {choices(known)}"
 
     return explain

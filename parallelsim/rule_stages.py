@@ -17,6 +17,7 @@ EXTRA_LAYERS = (0, 1, 1, 2, 0)
 """By layout: how many of embedding and loss count as a layer when layers are cut into stages."""
 EVEN, EMBEDDING_LOSS = code("layout", "even"), code("layout", "embedding-loss")
 FULL = code("recompute", "full")
+SELECTIVE = code("recompute", "selective")
 
 
 def layers_uneven(c: Context, p: PlanBatch) -> BoolArray:

@@ -31,7 +31,7 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "precisions": PRECISIONS,
     "grad_dtypes": GRAD_DTYPES,
     "layouts": LAYOUTS,
-    "recomputes": ("none", "selective", "full", "block"),
+    "recomputes": ("none", "selective", "full", "block", "modules"),
     "moe_dispatchers": MOE_DISPATCHERS,
     "sublayers": SUBLAYERS,
 }

@@ -34,11 +34,12 @@ from parallelsim.search.stagings import STAGED, Stagings
 from parallelsim.search.switches import SWITCHES, switch_rows
 
 from parallelsim.cluster import ClusterSpec
+from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import IntArray, PlanBatch, code
+from parallelsim.plan import CHOICES, IntArray, PlanBatch, code
 from parallelsim.rule_context import BoolArray, ModelFacts, model_facts
-from parallelsim.rule_stages import FULL
+from parallelsim.rule_stages import FULL, SELECTIVE
 
 BLOCK_PLANS = 1 << 16
 _ANY, _WITHOUT, _WITH = range(3)
@@ -101,6 +102,7 @@ class SearchSpace:
         """
         shared = self._shared_table(pp)
         columns = self._common(pp) | {name: shared[:, i] for i, name in enumerate(self._shared)}
+        columns["recompute_modules"] = self._modules
         return PlanBatch.from_columns(len(shared), columns)
 
     def num_stagings(self, pp: int) -> IntArray:
@@ -154,7 +156,8 @@ class SearchSpace:
             name: np.tile(rows[:, i], 2) for i, name in enumerate(self._shared)
         }
         columns["precision"] = code("precision", self.precision)
-        columns["recompute"] = np.repeat([0, code("recompute", "selective")], len(rows))
+        columns["recompute"] = np.repeat([0, SELECTIVE], len(rows))
+        columns["recompute_modules"] = np.repeat([0, self._modules], len(rows))
         return PlanBatch.from_columns(2 * len(rows), columns)
 
     def _product(self, pp: int, shared: IntArray, staged: IntArray) -> PlanBatch:
@@ -163,6 +166,9 @@ class SearchSpace:
         columns = self._common(pp)
         columns |= {name: np.tile(shared[:, i], outer) for i, name in enumerate(self._shared)}
         columns |= {name: np.repeat(staged[:, i], inner) for i, name in enumerate(STAGED)}
+        if self._modules:
+            again = np.asarray(columns["recompute"]) == SELECTIVE
+            columns["recompute_modules"] = np.where(again, self._modules, 0)
         return PlanBatch.from_columns(inner * outer, columns)
 
     def _common(self, pp: int) -> dict[str, object]:
@@ -176,6 +182,14 @@ class SearchSpace:
         return Asked(given | more)
 
     @cached_property
+    def _modules(self) -> int:
+        """Code of what selective recompute runs again: the one choice given, else the default."""
+        given = self._asked.values.get("recompute_modules", (CHOICES["recompute_modules"][0],))
+        if len(given) > 1:
+            raise PlanError("recompute_modules takes one choice for a search, got several")
+        return code("recompute_modules", str(given[0]))
+
+    @cached_property
     def _degrees(self) -> dict[str, list[int]]:
         return degree_values(self.model, self.cluster, self.framework, self._asked)
 
@@ -186,7 +200,7 @@ class SearchSpace:
     @cached_property
     def _experts(self) -> ExpertChoices:
         can = self.framework.capabilities
-        return ExpertChoices.of(self.model, self.cluster, can, self._asked, self.precision)
+        return ExpertChoices.of(self.model, can, self._asked, self.precision)
 
     @cached_property
     def _dealt(self) -> tuple[str, ...]:

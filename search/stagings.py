@@ -120,10 +120,11 @@ class Stagings:
     def _recomputes(self, chunk: int) -> list[tuple[int, int]]:
         """(recompute code, layers) of every depth: none, selective, 1 to all but one layer, all."""
         can = self.framework.capabilities.recomputes
-        kinds = [k for k in can if k != "block"]
-        default = [
-            k for k in kinds if k != "selective" or not self.framework.compute.flash_attention
-        ]
+        kinds = [k for k in can if k not in ("block", "modules")]
+        usual = CHOICES["recompute_modules"][0]
+        saves = self.asked.values.get("recompute_modules", (usual,)) != (usual,)
+        saves |= not self.framework.compute.flash_attention
+        default = [k for k in kinds if k != "selective" or saves]
         rows: list[tuple[int, int]] = []
         for kind in self.asked.allowed("recompute", default, kinds):
             if CHOICES["recompute"][kind] != "full":

@@ -156,7 +156,10 @@ def saved_bytes_per_token(
     kv = max(attention.num_query_groups / t, 1.0) * attention.head_dim
     heads = attention.num_heads / t
 
+    again = plan.recompute_modules.split("+") if plan.recompute == "selective" else []
     total = 4 * layer.num_norms * h * sigma
+    if "layernorm" in again:  # inputs alone
+        total -= 2 * layer.num_norms * h * sigma
     if model.norm == "rmsnorm" and not framework.compute.fused_rmsnorm:
         total += facts.unfused_norm_bytes * h * sigma
     if model.hidden_dropout > 0:
@@ -165,11 +168,13 @@ def saved_bytes_per_token(
     total += 2 * q
     if framework.compute.flash_attention:
         total += 4 * heads
-    elif plan.recompute != "selective":
+    elif "core_attn" not in again:
         score_bytes = 2 + 1 + 2 if model.attention_dropout > 0 else 2
         total += score_bytes * heads * model.seq_length / plan.cp
     if sequence_parallel and facts.keeps_gathered_input:
         total += 4 * h
+    if "mlp" in again:
+        return total
     per_unit = facts.mlp_bytes_gated if layer.mlp.gated else facts.mlp_bytes_plain
     return total + per_unit * layer.mlp.ffn_hidden_size / t
 

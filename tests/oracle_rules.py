@@ -232,6 +232,7 @@ def _broken_switches(plan: Plan) -> set[str]:
 def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> set[str]:
     can = framework.capabilities
     block = plan.recompute == "full" and plan.recompute_num_layers > 0
+    modules = plan.recompute == "selective" and plan.recompute_modules != "core_attn"
     switches = (
         "sequence_parallel",
         "tp_comm_overlap",
@@ -250,7 +251,10 @@ def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: P
         "framework-has-precision": plan.precision in can.precisions,
         "framework-has-grad-dtype": plan.grad_dtype in can.grad_dtypes,
         "framework-has-layout": plan.layout in can.layouts,
-        "framework-has-recompute": ("block" if block else plan.recompute) in can.recomputes,
+        "framework-has-recompute": (
+            "block" if block else "modules" if modules else plan.recompute
+        )
+        in can.recomputes,
         "framework-has-switches": all(getattr(can, s) for s in switches if getattr(plan, s)),
     }
     return {name for name, obeyed in checks.items() if not obeyed}

@@ -147,12 +147,15 @@ def expert_choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[
         if number % ep or degree["tp"] % etp or (etp > 1 and number % (ep * etp) == 0):
             continue
         ranks = ep * etp
-        names = ["deepep" if ranks > space.cluster.domain_size else "all-to-all"]
+        names = ["all-to-all"] if ranks == 1 else ["all-to-all", "deepep"]
         if 1 < ranks <= experts.top_k:
             names.append("all-gather")
         for name in names:
-            for overlap in (False, True) if can.ep_comm_overlap else (False,):
-                yield {"ep": ep, "etp": etp, "moe_dispatcher": name, "ep_comm_overlap": overlap}
+            overlaps = (False, True) if can.ep_comm_overlap else (False,)
+            graphs = (False, True) if can.cuda_graphs else (False,)
+            for overlap, graph in product(overlaps, graphs):
+                chosen = {"ep": ep, "etp": etp, "moe_dispatcher": name, "cuda_graphs": graph}
+                yield {**chosen, "ep_comm_overlap": overlap}
 
 
 PIPELINE_RULES = {
@@ -166,16 +169,17 @@ PIPELINE_RULES = {
     "framework-has-layout",
     "framework-has-recompute",
     "ep-overlap-needs-interleaving",
+    "cuda-graphs-without-full-recompute",
 }
-"""They see pp, the number of micro-batches, the overlap of experts and the staging alone; the other
-rules see the rest."""
+"""They see pp, the number of micro-batches, the overlap of experts, CUDA graphs and the staging
+alone; the other rules see the rest."""
 
 
 def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
     """The fields beside the staging that obey the rules, with all stagings that go with them."""
     inputs = (space.model, space.cluster, space.framework)
     by_pp: dict[int, list[Staging]] = {}
-    obeying: dict[tuple[int, bool, bool, bool], list[Staging]] = {}
+    obeying: dict[tuple[int | bool, ...], list[Staging]] = {}
     for degree in degrees(space.cluster):
         pp = degree["pp"]
         if pp not in by_pp:
@@ -194,7 +198,7 @@ def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
                     broken(*inputs, Plan(**overlapped)) - PIPELINE_RULES
                 )
                 whole_rounds = plan.num_micro_batches % pp == 0
-                key = (pp, whole_rounds, plan.ep_comm_overlap, better)
+                key = (pp, whole_rounds, plan.ep_comm_overlap, better, plan.cuda_graphs)
                 if key not in obeying:
                     obeying[key] = [
                         staging

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import LatentAttention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
@@ -106,12 +107,27 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
+    yield from _module_refusals(model, plan)
     if plan.cuda_graphs and plan.recompute == "selective":
         if not version.cuda_graphs_with_recompute:
             yield f"{version.name} has no CUDA graphs with recompute"
         elif model.attention_dropout:
             dropout = model.attention_dropout
             yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
+
+
+def _module_refusals(model: ModelSpec, plan: Plan) -> Iterator[str]:
+    """Parts of a layer that it does not recompute here (transformer_config.py)."""
+    modules = plan.recompute_modules.split("+")
+    if "mla_up_proj" in modules and not any(
+        isinstance(layer.attention, LatentAttention) for layer in model.layers
+    ):
+        yield "it recomputes mla_up_proj in multi-head latent attention alone"
+    if "moe_act" in modules and not model.has_experts:
+        yield "it recomputes moe_act in mixtures of experts alone"
+    late = [name for name in ("layernorm", "moe_act") if name in modules]
+    if late and plan.precision == "fp8-delayed":
+        yield f"it does not recompute {' or '.join(late)} with precision fp8-delayed"
 
 
 def batch(plan: Plan) -> FlagGroup:
@@ -166,7 +182,7 @@ def memory(plan: Plan) -> FlagGroup | None:
     if plan.recompute == "selective":
         flags: Sequence[str] = (
             "--recompute-granularity selective",
-            "--recompute-modules core_attn",
+            "--recompute-modules " + plan.recompute_modules.replace("+", " "),
         )
     elif plan.recompute_num_layers:
         number = f"--recompute-num-layers {plan.recompute_num_layers}"

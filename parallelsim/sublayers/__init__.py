@@ -27,9 +27,9 @@ from parallelsim.sublayers.experts import experts_work
 from parallelsim.sublayers.latent_attention import latent_attention_work
 from parallelsim.sublayers.mlp import mlp_work
 from parallelsim.sublayers.state_space import state_space_work
-from parallelsim.sublayers.work import Exchange, Place, Work
+from parallelsim.sublayers.work import Exchange, Place, Repeat, Work
 
-__all__ = ["Exchange", "Work", "work"]
+__all__ = ["Exchange", "Repeat", "Work", "work"]
 
 _KINDS: dict[type, Callable[[Any, Place], Work]] = {
     Attention: attention_work,

@@ -85,7 +85,7 @@ def core_saved_bytes(num_heads: int, place: Place) -> FloatArray:
     if place.framework.compute.flash_attention:
         return 4.0 * heads
     score_bytes = 5.0 if place.model.attention_dropout > 0 else 2.0
-    return np.where(place.keys.selective > 0, 0.0, score_bytes * heads * place.seq_length)
+    return np.where(place.keys.recomputes("core_attn"), 0.0, score_bytes * heads * place.seq_length)
 
 
 def _memory_tokens(attention: Attention, place: Place) -> FloatArray:
