@@ -13,7 +13,7 @@ from parallelsim.framework import OverlapFacts
 from parallelsim.model import ModelSpec
 from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, IntArray, OperatorKeys
 from parallelsim.plan import code
-from parallelsim.sublayers.work import Exchange
+from parallelsim.sublayers.work import Collective, Exchange
 
 RING_HOP_S = 20e-6
 """Launch and synchronisation of one step of the context-parallel ring (docs/equations.md T10)."""
@@ -34,6 +34,10 @@ class Exposed(NamedTuple):
 
     forward_s: FloatArray
     backward_s: FloatArray
+
+    def plus(self, other: Exposed) -> Exposed:
+        """The sum of both."""
+        return Exposed(self.forward_s + other.forward_s, self.backward_s + other.backward_s)
 
 
 def tensor_parallel_exposed(
@@ -57,6 +61,29 @@ def tensor_parallel_exposed(
     forward = np.where(sharded, regions * (gather + scatter), regions * reduce)
     backward = np.where(sharded, (regions + redone) * gather + regions * scatter, regions * reduce)
     return Exposed(share * forward, share * backward)
+
+
+def collective_exposed(
+    moved: Collective, overlap: OverlapFacts, network: Network, keys: OperatorKeys
+) -> Exposed:
+    """A collective of a custom operator, and its counterpart in the backward pass.
+
+    Over tp as much is hidden as of other tensor-parallel collectives; over dp, the GPUs outside tp
+    and cp, nothing: the layer waits for the batch's statistics. With pp > 1 that group is an upper
+    bound: it counts all stages.
+    """
+    ones = np.ones(len(keys.tp))
+    if moved.group == "tp":
+        group, share = network.group(keys.tp, ones), overlap.tp_exposed
+    else:
+        inner = keys.tp * keys.cp
+        group, share = network.group(network.cluster.num_gpus / inner, inner), 1.0
+    gather = share * network.all_gather(moved.num_bytes, group)
+    scatter = share * network.reduce_scatter(moved.num_bytes, group)
+    if moved.kind == "all-reduce":
+        reduce = share * network.all_reduce(moved.num_bytes, group)
+        return Exposed(reduce, reduce)
+    return Exposed(gather, scatter) if moved.kind == "all-gather" else Exposed(scatter, gather)
 
 
 def head_tensor_parallel_exposed(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelsim.layers import Layer
 from parallelsim.model import VOCAB_PADDING, ModelSpec
 from parallelsim.plan import PRECISIONS, code
 
@@ -63,9 +64,12 @@ class OperatorKeys:
         """Bytes of an activation or parameter outside the 8-bit GEMMs: 4 in fp32, else 2."""
         return np.where(self.precision == FP32, 4.0, 2.0)
 
-    def tokens(self, model: ModelSpec) -> FloatArray:
-        """T, tokens of one micro-batch on one rank."""
-        return self.micro_batch_size * float(model.seq_length) / self.cp
+    def tokens(self, model: ModelSpec, layer: Layer | None = None) -> FloatArray:
+        """T, tokens of one micro-batch on one rank; of a layer with a sequence of its own, those
+        of that sequence.
+        """
+        own = layer.seq_length if layer is not None else None
+        return self.micro_batch_size * float(own or model.seq_length) / self.cp
 
 
 class Gemm(NamedTuple):
@@ -74,6 +78,9 @@ class Gemm(NamedTuple):
     m: FloatArray
     n: FloatArray
     k: FloatArray
+    reads: FloatArray | float = 1.0
+    """Entries of A that are the same number in memory: those that the windows of a convolution
+    share."""
 
 
 class GroupedGemm(NamedTuple):
@@ -117,9 +124,11 @@ def rank_vocab(model: ModelSpec, tp: IntArray) -> FloatArray:
 
 def rank_embedding_parameters(model: ModelSpec, keys: OperatorKeys) -> FloatArray:
     """Embedding on the first stage: vocabulary rows over tp, positions and token types on every
-    rank.
+    rank; without those of input operators.
     """
     replicated = model.embedding_parameters() - model.vocab_size * model.hidden_size
+    if model.input_operators:
+        replicated -= model.input_operators.num_parameters(model.hidden_size)
     return rank_vocab(model, keys.tp) * model.hidden_size + replicated
 
 
@@ -128,8 +137,10 @@ def rank_head_parameters(model: ModelSpec, keys: OperatorKeys) -> tuple[FloatArr
     stage.
 
     The output matrix is counted whether tied or not: with pp > 1 a tied embedding exists on both
-    stages.
+    stages. Without output operators.
     """
     tied = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+    if model.output_operators:
+        tied += model.output_operators.num_parameters(model.hidden_size)
     replicated = np.full(len(keys.tp), float(model.head_parameters() - tied))
     return rank_vocab(model, keys.tp) * model.hidden_size, replicated

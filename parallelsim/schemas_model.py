@@ -113,6 +113,37 @@ class ExpertsFile(StrictModel):
     latent_size: int | None = OPTIONAL
 
 
+Size = int | float | str
+"""A number, or arithmetic in the symbols of ``expressions``."""
+
+
+class OperatorFile(StrictModel):
+    """One operator of a custom layer; which sizes it needs depends on its kind."""
+
+    name: str = Field(default=OPTIONAL, min_length=1, max_length=100)
+    kind: str
+    weights: bool = OPTIONAL
+    causal: bool = OPTIONAL
+    group: str = OPTIONAL
+    m: Size = OPTIONAL
+    n: Size = OPTIONAL
+    k: Size = OPTIONAL
+    height: Size = OPTIONAL
+    width: Size = OPTIONAL
+    in_channels: Size = OPTIONAL
+    out_channels: Size = OPTIONAL
+    kernel_size: Size = OPTIONAL
+    stride: Size = OPTIONAL
+    num_heads: Size = OPTIONAL
+    num_query_groups: Size = OPTIONAL
+    head_dim: Size = OPTIONAL
+    forward_bytes: Size = OPTIONAL
+    backward_bytes: Size = OPTIONAL
+    bytes: Size = OPTIONAL
+    parameters: Size = OPTIONAL
+    saved_bytes: Size = OPTIONAL
+
+
 class LayerFile(StrictModel):
     """One layer: its sub-layers in the order in which they run.
 
@@ -125,6 +156,8 @@ class LayerFile(StrictModel):
     cross_attention: CrossAttentionFile | None = OPTIONAL
     mlp: MLPFile | None = OPTIONAL
     experts: ExpertsFile | None = OPTIONAL
+    operators: list[OperatorFile] = Field(default=OPTIONAL, min_length=1, max_length=1000)
+    input_values: Size = OPTIONAL
     num_norms: int = OPTIONAL
     parallel: bool = OPTIONAL
     seq_length: int | None = OPTIONAL
@@ -150,6 +183,7 @@ class ArchitectureFile(StrictModel):
     rotary_base: float = Field(default=OPTIONAL, ge=1, le=1e12)
     rotary_percent: float = Field(default=OPTIONAL, gt=0, le=1)
     norm_bias: bool = OPTIONAL
+    norm_affine: bool = OPTIONAL
     embedding_norm: bool = OPTIONAL
     final_norm: bool = OPTIONAL
     num_token_types: int = Field(default=OPTIONAL, ge=0, le=1000)
@@ -158,6 +192,8 @@ class ArchitectureFile(StrictModel):
     pooler: bool = OPTIONAL
     relative_position_buckets: int = OPTIONAL
     num_mtp_layers: int = OPTIONAL
+    input_operators: list[OperatorFile] = Field(default=OPTIONAL, min_length=1, max_length=1000)
+    output_operators: list[OperatorFile] = Field(default=OPTIONAL, min_length=1, max_length=1000)
     blocks: list[BlockFile] = Field(min_length=1, max_length=1000)
 
 

@@ -44,7 +44,7 @@ def attention_work(attention: Attention, place: Place) -> Work:
     rope = 4.0 * (tokens * query + memory_tokens * kv) * (place.model.position_embedding == "rope")
     ring = ring_merges(place, query)
     cast_f, cast_b = cast_bytes(place, Cast(query, query + 2 * kv))
-    core = _core(attention, place, query, kv)
+    core = attention_core(attention, place, query, kv)
     saved = tokens * 4.0 * query + memory_tokens * 4.0 * kv
     saved = saved + tokens * core_saved_bytes(attention.num_heads, place)
     saved = saved + gathered_input_bytes(place)
@@ -95,9 +95,10 @@ def _memory_tokens(attention: Attention, place: Place) -> FloatArray:
     return place.keys.micro_batch_size * float(attention.kv_seq_length) / place.keys.cp
 
 
-def _core(
+def attention_core(
     attention: Attention, place: Place, query: FloatArray, kv: FloatArray
 ) -> AttentionCore:
+    """softmax(Q K^T) V of the rank's heads: ``query`` and ``kv`` columns of it."""
     keys, s = place.keys, place.seq_length
     heads = keys.micro_batch_size * attention.num_heads / place.tp
     pairs = attention.pairs_per_sequence(s)

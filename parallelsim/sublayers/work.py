@@ -42,6 +42,18 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Collective:
+    """A collective that a custom operator names; its counterpart runs backward."""
+
+    kind: str
+    """all-reduce, all-gather or reduce-scatter."""
+    num_bytes: FloatArray
+    """Of the whole tensor."""
+    group: str
+    """tp, or dp: the ranks outside tp and cp."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
     """What one sub-layer asks of one rank for one micro-batch; float64 arrays of shape [K]."""
 
@@ -71,6 +83,8 @@ class Work:
     num_local_experts: FloatArray | float = 0.0
     """Whose kernels are launched one by one."""
     exchange: Exchange | None = None
+    collectives: tuple[Collective, ...] = ()
+    """Beside those of the tensor-parallel regions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +137,7 @@ def residual_stream(place: Place) -> Work:
     RMSNorm, and a dropout mask (arXiv:2205.05198 section 4.1, docs/equations.md T4 and M).
     """
     model, layer, memory = place.model, place.layer, place.framework.memory
-    norms = layer.num_norms / len(layer.sublayers)
+    norms = layer.num_norms / layer.num_streams
     hidden = place.tokens * model.hidden_size / place.keys.sequence_shards
     moved = 4.0 * norms + place.dropout
     eager = model.norm == "rmsnorm"
