@@ -5,14 +5,21 @@ sources. The check in front of ``schemas_build``.
 from __future__ import annotations
 
 import math
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from pydantic import create_model
 
 from parallelsim.errors import SpecError
-from parallelsim.framework import FrameworkSpec
-from parallelsim.plan import CP_COMM_TYPES, GRAD_DTYPES, LAYOUTS, PRECISIONS, SCHEDULES
+from parallelsim.framework import SUBLAYERS, FrameworkSpec
+from parallelsim.plan import (
+    CP_COMM_TYPES,
+    GRAD_DTYPES,
+    LAYOUTS,
+    MOE_DISPATCHERS,
+    PRECISIONS,
+    SCHEDULES,
+)
 from parallelsim.schemas_build import FRAMEWORK_GROUPS
 from parallelsim.schemas_model import OPTIONAL, StrictModel, validated
 from parallelsim.yaml_io import require_sources, shown_file
@@ -25,12 +32,14 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "grad_dtypes": GRAD_DTYPES,
     "layouts": LAYOUTS,
     "recomputes": ("none", "selective", "full", "block"),
+    "moe_dispatchers": MOE_DISPATCHERS,
+    "sublayers": SUBLAYERS,
 }
 
 
 def _schema(name: str, group: type) -> type[StrictModel]:
     """A pydantic mirror of a dataclass: the same names and types, lists for tuples, and a
-    source.
+    source; fields with a default may be left out.
     """
     hints = get_type_hints(group)
     members: dict[str, Any] = {"source": (str | None, OPTIONAL)}
@@ -43,7 +52,7 @@ def _schema(name: str, group: type) -> type[StrictModel]:
             kind = list[int] if "int" in text else list[str]
         elif "Mapping" in text:
             kind = dict[str, float]
-        members[field.name] = (kind, ...)
+        members[field.name] = (kind, ... if field.default is MISSING else OPTIONAL)
     return create_model(name, __base__=StrictModel, **members)
 
 

@@ -208,7 +208,7 @@ def test_json_and_tables_tell_the_same(tmp_path: Path) -> None:
     table = write_table(tmp_path / "t.csv", *PLANS, {"id": "moe", "num_experts": "8"})
     answer: dict[str, Any] = json.loads(invoke("validate", table, "--json").stdout)
     assert (answer["num_rows"], answer["num_scored"], answer["num_apart"]) == (7, 6, 0)
-    assert answer["skipped"] == {"not supported yet: mixture of experts": 1}
+    assert answer["skipped"] == {"moe_top_k is not stated": 1}
     shown = invoke("validate", table).stdout
     assert "7 rows: 6 scored, 0 apart, 1 skipped" in shown
     assert f"{100 * answer['groups']['mine']['step_time']['mape']:.1f}" in shown

@@ -91,6 +91,9 @@ def switches(plan: Plan) -> str:
         parts[1] += f" ({plan.first_stage_layers}/{plan.last_stage_layers})"
     parts += [f"recompute {plan.recompute_label}", f"gradients {plan.grad_dtype}"]
     parts += [f"cp by {plan.cp_comm_type}"] if plan.cp > 1 else []
+    if plan.ep * plan.etp > 1:
+        parts += [f"experts by {plan.moe_dispatcher}"]
+        parts += ["EP overlap on"] if plan.ep_comm_overlap else []
     parts += [f"{words} {'on' if getattr(plan, name) else 'off'}" for name, words in _PARTS]
     return ", ".join(parts)
 
