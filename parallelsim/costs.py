@@ -34,8 +34,6 @@ from parallelsim.compute import (
     weight_gradient_time,
 )
 from parallelsim.exposure import (
-    A2A,
-    P2P,
     Exposed,
     collective_exposed,
     context_parallel_exposed,
@@ -312,10 +310,8 @@ def _attention(
     framework: FrameworkSpec,
     keys: OperatorKeys,
 ) -> tuple[FloatArray, FloatArray]:
-    core = core._replace(
-        local_seq_length=np.where(keys.cp_comm_type == A2A, core.seq_length, core.local_seq_length)
-    )
-    steps = np.where(keys.cp_comm_type == P2P, keys.cp, 1).astype(np.float64)
+    core = core._replace(local_seq_length=core.local_seq_length * keys.dealt)
+    steps = keys.ring
     dropout = model.attention_dropout > 0
     return attention_time(
         network.cluster.accelerator, framework, core, steps, dropout=dropout
@@ -438,8 +434,8 @@ def _with_custom_edges(
     )
     zeros = np.zeros(len(keys.tp))
     if not model.vocab_size:
-        names = ("embedding_s", "embedding_forward_s", "head_s", "head_forward_s")
-        names += ("head_weight_s", "embedding_bytes", "loss_bytes")
+        names = ["embedding_s", "embedding_forward_s", "head_s", "head_forward_s"]
+        names += ["head_weight_s", "embedding_bytes", "loss_bytes"]
         edge = replace(edge, **dict.fromkeys(names, zeros))
     if before:
         edge = replace(
@@ -526,6 +522,7 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.sequence_parallel,
         plans.precision,
         plans.cp_comm_type,
+        plans.cp_a2a,
         plans.tp_comm_overlap,
         plans.cross_entropy_fusion,
         plans.cuda_graphs,

@@ -23,8 +23,7 @@ BACKWARD_SHARE = 0.66
 FORWARD_SHARE = 0.33
 """Of a micro-batch's time on a stage: what gradients and parameters can hide behind (T13)."""
 
-P2P = code("cp_comm_type", "p2p")
-A2A = code("cp_comm_type", "a2a")
+GATHERED = code("cp_comm_type", "all-gather")
 ALL_GATHER = code("moe_dispatcher", "all-gather")
 DEEPEP = code("moe_dispatcher", "deepep")
 
@@ -108,29 +107,30 @@ def context_parallel_exposed(
 ) -> Exposed:
     """Exchange of keys and values (or heads) between the context-parallel ranks of one layer.
 
-    p2p ring: r = (cp - 1) (kv bytes / B + 20 us) forward, twice the bytes backward; hidden behind
-    the attention of (cp - 1)/cp of the steps, but a share of r always shows (T10).
+    p2p ring: r = (n - 1) (kv bytes / B + 20 us) forward, twice the bytes backward, with n = cp;
+    hidden behind the attention of (n - 1)/n of the steps, but a share of r always shows (T10).
     all-gather: keys and values gathered forward and backward, gradients reduce-scattered; not
     hidden. a2a: Q, K, V and the output re-sharded from sequence to heads and back, forward and
-    backward; not hidden.
+    backward; not hidden. a2a+p2p: the exchange among cp_a2a neighbours, then a ring of
+    n = cp / cp_a2a groups; a rank passes on as many bytes, of fewer heads and more tokens.
     """
-    cp = keys.cp.astype(np.float64)
+    cp, n = keys.cp.astype(np.float64), keys.ring
     rate, _ = network.p2p_rate(keys.tp * keys.cp)
     group = network.group(keys.cp, keys.tp)
 
-    ring_forward = (cp - 1) * (core.kv_bytes / rate + RING_HOP_S)
-    ring_backward = (cp - 1) * (2 * core.kv_bytes / rate + RING_HOP_S)
-    hidden = (cp - 1) / cp
+    ring_forward = (n - 1) * (core.kv_bytes / rate + RING_HOP_S)
+    ring_backward = (n - 1) * (2 * core.kv_bytes / rate + RING_HOP_S)
+    hidden = (n - 1) / n
     ring = [
         np.maximum(ring - attention * hidden, 0.0) + overlap.cp_exposed_floor * ring
         for ring, attention in zip((ring_forward, ring_backward), attention_s, strict=True)
     ]
     gather = network.all_gather(core.kv_bytes * cp, group)
     scatter = network.reduce_scatter(core.kv_bytes * cp, group)
-    exchange = network.all_to_all(core.io_bytes, group)
-    kind = keys.cp_comm_type
-    forward = np.where(kind == P2P, ring[0], np.where(kind == A2A, exchange, gather))
-    backward = np.where(kind == P2P, ring[1], np.where(kind == A2A, exchange, gather + scatter))
+    exchange = network.all_to_all(core.io_bytes, network.group(keys.dealt, keys.tp))
+    gathers = keys.cp_comm_type == GATHERED
+    forward = np.where(gathers, gather, exchange + ring[0])
+    backward = np.where(gathers, gather + scatter, exchange + ring[1])
     alone = keys.cp == 1
     return Exposed(np.where(alone, 0.0, forward), np.where(alone, 0.0, backward))
 

@@ -106,8 +106,10 @@ def _check(node: ast.AST, text: str, depth: int) -> None:
     if depth == 0:
         raise SpecError(f"{text!r} is nested deeper than {MAX_DEPTH}")
     if isinstance(node, ast.Constant):
-        if type(node.value) not in (int, float) or not abs(node.value) <= MAX_VALUE:
-            raise SpecError(f"{text!r}: {str(node.value)[:40]!r} is no number of a size")
+        number = node.value
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not float(str(number)) <= MAX_VALUE:
+            raise SpecError(f"{text!r}: {str(number)[:40]!r} is no number of a size")
         return
     if isinstance(node, ast.Name):
         if node.id not in SYMBOLS:
@@ -148,6 +150,7 @@ def _evaluate(node: ast.expr, symbols: Mapping[str, Value]) -> Any:
         return _BINARY[type(node.op)](left, right)
     if isinstance(node, ast.UnaryOp):
         return _UNARY[type(node.op)](_evaluate(node.operand, symbols))
-    assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)  # _check
+    assert isinstance(node, ast.Call)  # _check
+    assert isinstance(node.func, ast.Name)
     function, _ = _FUNCTIONS[node.func.id]
     return function(*(_evaluate(argument, symbols) for argument in node.args))

@@ -29,6 +29,7 @@ CURRENT_SCALING = np.array(
 )
 """By precision code: the scale is found from the tensor itself, one more pass."""
 IntArray = NDArray[np.int64]
+P2P, A2A, HYBRID = (code("cp_comm_type", name) for name in ("p2p", "a2a", "a2a+p2p"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +44,7 @@ class OperatorKeys:
     sequence_parallel: IntArray
     precision: IntArray
     cp_comm_type: IntArray
+    cp_a2a: IntArray
     tp_comm_overlap: IntArray
     cross_entropy_fusion: IntArray
     cuda_graphs: IntArray
@@ -58,6 +60,20 @@ class OperatorKeys:
     def sequence_shards(self) -> FloatArray:
         """sp: what divides tensors outside the tensor-parallel regions."""
         return np.where(self.sequence_parallel > 0, self.tp, 1).astype(np.float64)
+
+    @property
+    def ring(self) -> FloatArray:
+        """Ranks, or groups of them, that keys and values travel round: cp for p2p, cp / cp_a2a for
+        the hybrid, else 1.
+        """
+        groups = np.where(self.cp_comm_type == HYBRID, self.cp / self.cp_a2a, 1.0)
+        return np.where(self.cp_comm_type == P2P, self.cp, groups).astype(np.float64)
+
+    @property
+    def dealt(self) -> FloatArray:
+        """Ranks that heads are dealt out to: cp for a2a, cp_a2a for the hybrid, else 1."""
+        part = np.where(self.cp_comm_type == HYBRID, self.cp_a2a, 1)
+        return np.where(self.cp_comm_type == A2A, self.cp, part).astype(np.float64)
 
     @property
     def element_bytes(self) -> FloatArray:

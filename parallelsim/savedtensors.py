@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from parallelsim.framework import FrameworkSpec
-from parallelsim.model import ModelSpec
 from parallelsim.layers import Attention
+from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, OperatorKeys, rank_vocab
 from parallelsim.plan import code
-
 
 ALL_GATHER = code("cp_comm_type", "all-gather")
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from parallelsim.cluster import AcceleratorSpec
-from parallelsim.framework import FrameworkSpec
 from parallelsim.custom_layers import Custom
+from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import (
     MLP,
     Attention,

@@ -6,7 +6,6 @@ import numpy as np
 
 from parallelsim.layers import Attention
 from parallelsim.operators import AttentionCore, FloatArray, Gemm
-from parallelsim.plan import code
 from parallelsim.sublayers.work import (
     Cast,
     Place,
@@ -17,8 +16,6 @@ from parallelsim.sublayers.work import (
     spared_bytes,
     with_own,
 )
-
-P2P = code("cp_comm_type", "p2p")
 
 
 def attention_work(attention: Attention, place: Place) -> Work:
@@ -73,8 +70,7 @@ def kv_width(attention: Attention, tp: FloatArray) -> FloatArray:
 
 def ring_merges(place: Place, query: FloatArray) -> FloatArray:
     """Elements of the partial outputs that a context-parallel ring merges."""
-    keys = place.keys
-    return place.tokens * np.where(keys.cp_comm_type == P2P, keys.cp - 1.0, 0.0) * query
+    return place.tokens * (place.keys.ring - 1.0) * query
 
 
 def core_saved_bytes(num_heads: int, place: Place) -> FloatArray:
