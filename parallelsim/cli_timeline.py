@@ -86,7 +86,20 @@ def _kind(output: str | None) -> str:
     kind = os.path.splitext(output)[1].lower()
     if kind not in SUFFIXES:
         raise click.UsageError(f"--output: the name must end with {', '.join(SUFFIXES)}")
+    if kind == ".png" and not _has_matplotlib():
+        raise OutputError(
+            "a .png needs matplotlib: pip install 'parallelsim[plot]'; .svg and .html do not"
+        )
     return kind
+
+
+def _has_matplotlib() -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec("matplotlib") is not None
+    except ValueError:  # another program has put something else in its place
+        return False
 
 
 def _notes(inputs: Inputs, plan: Plan) -> list[str]:
@@ -119,10 +132,11 @@ def _print(planned: PlanReplay) -> None:
 
 def _write(planned: PlanReplay, output: str, kind: str, force: bool) -> None:
     from parallelsim.planfile import write_text
+    from parallelsim.report.gantt_png import gantt_png
     from parallelsim.timeline import gantt_svg, trace_json
 
     if kind == ".png":
-        write_text(output, _png(gantt_svg(planned.run())), force=force)
+        write_text(output, gantt_png(planned.run()), force=force)
         return
     if kind == ".json":
         kept = planned.activation_bytes
@@ -140,19 +154,3 @@ def _page(svg: str) -> str:
         "<title>Pipeline timeline</title></head>\n"
         f"<body>\n{svg}</body>\n</html>\n"
     )
-
-
-def _png(svg: str) -> bytes:
-    """The picture in pixels, where the library that draws it is installed.
-
-    Raises:
-        OutputError: it is not.
-    """
-    try:
-        import cairosvg  # type: ignore[import-not-found, unused-ignore]
-    except (ImportError, OSError):
-        raise OutputError(
-            "a .png needs the library cairosvg (pip install cairosvg); .svg and .html do not"
-        ) from None
-    pixels: bytes = cairosvg.svg2png(bytestring=svg.encode())
-    return pixels

@@ -109,7 +109,9 @@ def _qwen3_moe(config: ConfigReader, name: str) -> ModelSpec:
 
 
 def _gpt_oss(config: ConfigReader, name: str) -> ModelSpec:
-    """Local and global layers in turn, sinks, and biases everywhere."""
+    """Local and global layers in turn, sinks, biases everywhere, and a SiLU whose halves are
+    clamped (the architecture's own; ``hidden_act`` says silu).
+    """
     _, _, num_layers = config.sizes()
     kinds = config.layer_types(num_layers) or [
         "full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)
@@ -122,7 +124,7 @@ def _gpt_oss(config: ConfigReader, name: str) -> ModelSpec:
         top_k=config.whole("num_experts_per_tok|experts_per_token"),
         ffn_hidden_size=config.whole("intermediate_size"),
         gated=True,
-        activation=_activation(config),
+        activation="clamped-silu",
         bias=True,
         router_bias=True,
     )

@@ -3,8 +3,9 @@
 Symbols: p ranks, v chunks a rank, m micro-batches; f, i, w the forward, input gradient and weight
 gradient of one micro-batch on a stage, b = i + w; e the first stage of the model, c each of its
 middle stages, h the last one. Transfers are free. Each docstring says how far the form is from the
-replay on plans as they occur: stages between equal, m >= 2 p, b >= f, first and last lighter or
-heavier; ``benchmarks/closed_forms.py`` prints it.
+replay on plans as they occur (stages between equal, b >= f, first and last lighter or heavier):
+median and worst with m >= 2 p, and the worst with fewer, over a few runs of
+``benchmarks/closed_forms.py``, which prints them for 500 random plans of each schedule.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def breadth_first_time(
 ) -> FloatArray:
     """Two passes of v rounds; a round takes m times its slowest stage, and the fill p - 1 stages.
 
-    Exact with m >= 2 p; within 1.5 % else.
+    Exact with m >= 2 p; fewer: worst 1.5 %.
     """
     first, middle, last = chunks
     forward = _rounds(first.forward, middle.forward, last.forward, p, v, m)
@@ -64,7 +65,8 @@ def hanayo_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArra
     T = (2 p - 2) f_c + sum over units of  e + (v - 2) p c + max( n h + (2 p - 2) b_c,
     h + (4 p - 4) b_c ), n micro-batches of the unit
 
-    Exact for whole units where the first stage is not lighter than those between; within 4 % else.
+    Exact for whole units where the first stage is not lighter than those between. Error: median 0,
+    worst 2.5 %; fewer micro-batches 3.5 %.
     """
     first, middle, last = chunks
     units, left = np.divmod(m, p)
@@ -82,7 +84,8 @@ def hanayo_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArra
 def chimera_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArray) -> FloatArray:
     """Hanayo's wave on half the ranks: the two directions are the halves of one wave.
 
-    Exact for whole units where the first stage is not lighter than those between; within 4 % else.
+    Exact for whole units where the first stage is not lighter than those between. Error: median 0,
+    worst 3 %; fewer micro-batches 4 %.
     """
     return hanayo_time(chunks, p / 2, np.full_like(v, 2.0), m / 2)
 
@@ -100,7 +103,8 @@ def zero_bubble_time(depth: int) -> Form:
     longest time between a rank's own first and last operation, of rank s  m (f_s + i_s + w_s) +
     waits, of the first rank the above without (d s + 1) w_s.
 
-    Exact with equal stages and m >= d p; within 2.5 % else, ZB-H2 with m < 2 p within 5 %.
+    Exact with equal stages and m >= d p. Error: median 0, worst 1 % (H1) and 2.5 % (H2); fewer
+    micro-batches 1 % and 6 %.
     """
 
     def form(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArray) -> FloatArray:
@@ -147,16 +151,17 @@ def _rank_time(
 
 
 def zb_v_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArray) -> FloatArray:
-    """The paths of ``pipeline_paths.ZB_V``: within 1.5 %; within 2.5 % with p <= m < 2 p - 1.
+    """The paths of ``pipeline_paths.ZB_V``. Error: median 0, worst 2.5 %, with m >= p.
 
-    Fewer micro-batches than ranks: too low, by up to a fifth.
+    Exact with equal stages and m >= 2 p - 1. Fewer micro-batches than ranks: too low, by up to a
+    fifth.
     """
     full = longest_path(ZB_V, chunks, p, m)
     return np.where(m >= 2 * p - 1, full, longest_path(ZB_V_SHORT, chunks, p, m))
 
 
 def v_half_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArray) -> FloatArray:
-    """The paths of ``pipeline_paths.V_HALF_*``: within 3 % with m >= 2 p, 7 % with fewer.
+    """The paths of ``pipeline_paths.V_HALF_*``: median 0, worst 2 %; m < 2 p: 10 %.
 
     With i > f + w the weight gradients no longer fill the slots: 4 i + w a micro-batch.
     """
@@ -169,7 +174,8 @@ def v_half_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArra
 def v_min_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArray) -> FloatArray:
     """The paths of ``pipeline_paths.V_MIN*``: exact where i >= f and the last stage is light.
 
-    A micro-batch then takes six input gradients. Within 8 % else: too many paths for a table.
+    A micro-batch then takes six input gradients. Error: median 0.2 %, worst 6 %, also with fewer
+    micro-batches: too many paths for a table.
     """
     third = longest_path(V_MIN_THIRD, chunks, p, m)
     other = np.where(
@@ -181,12 +187,15 @@ def v_min_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArray
 def dualpipe_v_time(
     chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArray
 ) -> FloatArray:
-    """The paths of ``pipeline_paths.DUALPIPE_V``: within 2.5 %; overlapping saves no time."""
+    """The paths of ``pipeline_paths.DUALPIPE_V``; overlapping saves no time.
+
+    Error: median 0, worst 2.5 %.
+    """
     return longest_path(DUALPIPE_V, chunks, p, m)
 
 
 def dualpipe_time(chunks: ChunkSeconds, p: FloatArray, v: FloatArray, m: FloatArray) -> FloatArray:
-    """DualPipeV on half the ranks with half the micro-batches: within 1.5 %."""
+    """DualPipeV on half the ranks with half the micro-batches: median 0, worst 2.5 %."""
     return dualpipe_v_time(chunks, p / 2, v, m / 2)
 
 

@@ -30,8 +30,7 @@ from parallelsim.timeline import (
     Schedule,
     StageCosts,
     bubbles,
-    compile_graph,
-    make_schedule,
+    compiled_graph,
     replay,
     stage_costs,
     steady_step_time,
@@ -90,7 +89,7 @@ def schedule_time(graph: Graph, costs: StageCosts) -> FloatArray:
     schedule = graph.schedule
     if not schedule.flushes:
         pp, vpp, m = schedule.size
-        twice = compile_graph(make_schedule(schedule.name, pp, vpp, 2 * m), gathers=graph.gathers)
+        twice = compiled_graph(schedule.name, pp, vpp, 2 * m, gathers=graph.gathers)
         return steady_step_time(graph, twice, costs)
     if schedule.name in UNSYNCHRONIZED:
         found = bubbles(replay(graph, costs))
@@ -108,7 +107,8 @@ def plan_replay(
             efficiency that is not known.
     """
     name = "1f1b" if plan.schedule == "none" else plan.schedule
-    schedule = make_schedule(name, plan.pp, plan.vpp, plan.num_micro_batches)
+    graph = compiled_graph(name, plan.pp, plan.vpp, plan.num_micro_batches, gathers=True)
+    schedule = graph.schedule
     batch = PlanBatch.from_plans([plan])
     table = CostTable(model, cluster, framework, batch)
     rows, columns = table.rows(batch), plan_columns(model.num_layers, batch)
@@ -118,7 +118,6 @@ def plan_replay(
     forward, inputs, weight = _by_stage(chunk_seconds(table, rows, batch), schedule.num_stages)
     transfer, exposed = (float(a[0]) for a in transfer_seconds(table, rows, batch, columns))
     paid = exposed * transfer  # the transfer is 0 with one rank
-    graph = compile_graph(schedule, gathers=True)
     forward_ends, backward_ends = graph.endings
     costs = stage_costs(
         schedule,

@@ -110,6 +110,8 @@ class Rule:
     """For a plan that breaks it: the numbers, and what to do."""
     reads_staging: bool = False
     """Depends on layout, virtual stages, schedule or recompute."""
+    reads_plan: bool = True
+    """False where model, cluster and framework alone decide."""
 
 
 def model_facts(model: ModelSpec) -> ModelFacts:
@@ -212,6 +214,11 @@ def by_value(values: IntArray, predicate: Callable[[IntArray], BoolArray]) -> Bo
 def one_if_equal(values: IntArray) -> IntArray:
     """The first value alone where all are equal: numpy divides far faster by one number."""
     return values[:1] if (values == values[0]).all() else values
+
+
+def is_everywhere(column: IntArray, value: int) -> bool:
+    """Whether the column is one number seen P times, namely this one: no plan need be asked."""
+    return column.strides == (0,) and len(column) > 0 and int(column[0]) == value
 
 
 def does_not_divide(divisors: IntArray, number: int) -> BoolArray:

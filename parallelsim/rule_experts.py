@@ -16,10 +16,12 @@ from parallelsim.rule_context import (
     Rule,
     choices,
     does_not_divide,
+    is_everywhere,
     unsupported,
 )
 from parallelsim.rule_stages import FULL
 
+ALL_TO_ALL = code("moe_dispatcher", "all-to-all")
 ALL_GATHER = code("moe_dispatcher", "all-gather")
 DEEPEP = code("moe_dispatcher", "deepep")
 FP32 = code("precision", "fp32")
@@ -33,7 +35,9 @@ def _folds(p: PlanBatch) -> BoolArray:
 
 def spread_without_experts(c: Context, p: PlanBatch) -> BoolArray | bool:
     """Degrees of experts for a model that has none."""
-    return False if c.model.experts else _folds(p)
+    if c.model.experts or (is_everywhere(p.ep, 1) and is_everywhere(p.etp, 1)):
+        return False
+    return _folds(p)
 
 
 def experts_split(c: Context, p: PlanBatch) -> BoolArray | bool:
@@ -48,6 +52,8 @@ def expert_ffn_splits(c: Context, p: PlanBatch) -> BoolArray | bool:
 
 def does_not_fold(c: Context, p: PlanBatch) -> BoolArray | bool:
     """The ranks of experts are no whole part of a stage's ranks, tp * cp * dp."""
+    if is_everywhere(p.ep, 1) and is_everywhere(p.etp, 1):
+        return False
     index = np.flatnonzero(_folds(p))
     if not index.size:
         return False
@@ -59,8 +65,10 @@ def does_not_fold(c: Context, p: PlanBatch) -> BoolArray | bool:
 
 def deepep_without_ranks(c: Context, p: PlanBatch) -> BoolArray | bool:
     """No ranks to send tokens to."""
-    chosen = p.moe_dispatcher == DEEPEP
-    return chosen & ~_folds(p) if chosen.any() else False
+    if is_everywhere(p.moe_dispatcher, ALL_TO_ALL):
+        return False
+    broken: BoolArray = (p.moe_dispatcher == DEEPEP) & ~_folds(p)
+    return broken
 
 
 def biases_split(c: Context, p: PlanBatch) -> BoolArray | bool:
@@ -75,9 +83,9 @@ def tp_without_sequence(c: Context, p: PlanBatch) -> BoolArray | bool:
 
 def overlap_without_exchange(c: Context, p: PlanBatch) -> BoolArray | bool:
     """Nothing to overlap, or not in a way that can be."""
-    on = p.ep_comm_overlap != 0
-    if not on.any():
+    if is_everywhere(p.ep_comm_overlap, 0):
         return False
+    on = p.ep_comm_overlap != 0
     lacking = (p.ep == 1) | (p.moe_dispatcher == ALL_GATHER) | (p.precision == FP32)
     broken: BoolArray = on & (lacking | (c.model.num_mtp_layers > 1))
     return broken
@@ -94,9 +102,9 @@ def _explain_overlap(c: Context, p: Plan) -> str:
 
 def overlap_without_pairs(c: Context, p: PlanBatch) -> BoolArray | bool:
     """No other micro-batch is at hand, or its layers are run again whole."""
-    on = p.ep_comm_overlap != 0
-    if not on.any():
+    if is_everywhere(p.ep_comm_overlap, 0):
         return False
+    on = p.ep_comm_overlap != 0
     broken: BoolArray = on & (((p.pp > 1) & (p.vpp == 1)) | (p.recompute == FULL))
     return broken
 

@@ -145,6 +145,7 @@ SOFTWARE_RULES: tuple[Rule, ...] = (
             f"{c.cluster.accelerator.name} has {c.cluster.accelerator.compute_capability:g}; "
             "use another framework"
         ),
+        reads_plan=False,
     ),
     Rule(
         "framework-has-sublayers",
@@ -154,6 +155,7 @@ SOFTWARE_RULES: tuple[Rule, ...] = (
             f"{c.framework.name} does not run {choices(_missing_kinds(c))}; it has "
             f"{choices(c.framework.capabilities.sublayers)}; use another framework"
         ),
+        reads_plan=False,
     ),
     Rule(
         "framework-has-schedule",

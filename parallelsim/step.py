@@ -24,7 +24,7 @@ from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
 from parallelsim.plan import PlanBatch
-from parallelsim.stages import Columns, chunk_layers, recomputed_layers
+from parallelsim.stages import BOTH, LOSS, Columns, chunk_layers, recomputed_layers
 
 ADAM_BYTES = 30.0
 """Read and written for each optimizer element: fp32 gradient, master weight and both moments."""
@@ -174,7 +174,33 @@ def schedule_seconds(
     stages = stage_seconds(table, rows, columns)
     if (plans.schedule >= PLAIN).any():
         stages = stages._replace(chunks=chunk_seconds(table, rows, plans))
+    two_ranks = np.flatnonzero((plans.schedule == INTERLEAVED) & (plans.pp == 2))
+    if len(two_ranks):
+        stages = _with_chunks(stages, table, rows, plans, columns, two_ranks)
     return stages
+
+
+def _with_chunks(
+    stages: StageSeconds,
+    table: CostTable,
+    rows: IntArray,
+    plans: PlanBatch,
+    columns: Columns,
+    index: IntArray,
+) -> StageSeconds:
+    """The stages with the middle chunks of these interleaved plans on two ranks.
+
+    A chunk of the last rank without its head: the layout's layers, recomputed as that rank's are.
+    """
+    layout, vpp, rows = plans.layout[index], columns.vpp[index], rows[index]
+    last, again = columns.layers.last[index], columns.recomputed.last[index]
+    layers = np.ceil((last + ((layout == LOSS) | (layout == BOTH))) / vpp)
+    again = np.where(again >= last, layers, again / vpp)
+    forward_s = table.layer.forward_s[rows]
+    chunk, forward_chunk = np.zeros((2, len(plans)))
+    chunk[index] = layers * table.layer_total_s[rows] + again * forward_s
+    forward_chunk[index] = layers * forward_s
+    return stages._replace(chunk=chunk, forward_chunk=forward_chunk)
 
 
 def step_breakdown(

@@ -2,8 +2,9 @@
 
 Left out unless asked for, because they cannot win:
 
-* etp that does not divide tp; etp > 1 where ep * etp divides the experts: ep alone spreads them as far, with fewer copies of
-  tokens and wider matrices (kept where experts are unevenly loaded: etp evens it out);
+* etp that does not divide tp, and etp > 1 where ep * etp divides the experts: ep alone spreads them
+  as far, with fewer copies of tokens and wider matrices (kept where experts are unevenly loaded:
+  etp evens it out);
 * dispatchers that another one beats: sending a token to each node once is never slower than to
   each expert, and the same within a node; gathering all tokens of more ranks than a token has
   experts brings mostly tokens of no use, in buffers that are not modelled;
@@ -100,7 +101,8 @@ class ExpertChoices:
     def overlap_is_free(self, ep: IntArray, dispatcher: IntArray) -> BoolArray:
         """Where ep_comm_overlap may be on or off, as far as experts say; shape [P]."""
         free = self.overlaps and len(self.asked.allowed("ep_comm_overlap", (0, 1), (0, 1))) > 1
-        return free & (ep > 1) & (dispatcher != ALL_GATHER)
+        found: BoolArray = free & (ep > 1) & (dispatcher != ALL_GATHER)
+        return found
 
     def _degrees(self) -> list[int]:
         """Values of ep: divisors of the experts."""

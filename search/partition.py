@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from parallelsim.search.partition_chunks import even_counts, free_candidates
+from parallelsim.search.partition_chunks import even_counts, free_candidates, least_seconds
 from parallelsim.search.partition_layouts import layout_cuts, megatron_layout
 from parallelsim.search.partition_problem import (
     NO_EDGE,
@@ -117,10 +117,17 @@ def partition(problem: PartitionProblem) -> Partition:
     """
     if problem.validate().recompute == "same":
         return _same_recompute(problem)
+    return _solve(problem, float("inf"))
+
+
+def _solve(problem: PartitionProblem, known_s: float) -> Partition:
+    """The best partition; what is not faster than ``known_s`` may be taken for not to exist."""
     costs = StageCosts(problem)
     if problem.layout == "free":
-        candidates = list(free_candidates(costs))
+        candidates = list(free_candidates(costs, known_s))
         even = even_counts(len(problem.layers), problem.num_chunks)
+        if not candidates and known_s < float("inf"):
+            raise NoFeasiblePlanError("no cut is faster")
         cuts = np.array([*(counts for counts, _ in candidates), even])
         proven = all(proof for _, proof in candidates)
     else:
@@ -142,27 +149,58 @@ def partition(problem: PartitionProblem) -> Partition:
 def _same_recompute(problem: PartitionProblem) -> Partition:
     """The best number N of layers that every chunk recomputes, and its partition.
 
-    Time grows with N, so the search ends where a cut without a memory limit is no faster than the
-    best that fits.
+    From the least N with which the even cut fits down, those of the least lower bound first; the
+    best time so far cuts the search for the others short. Then larger N, until a lower bound
+    without a memory limit (time grows with N) shows that none is faster. Where cuts are not proven
+    the best, the next smaller N alone.
     """
+    most = -(-len(problem.layers) // problem.vpp)
+    even = even_counts(len(problem.layers), problem.num_chunks)
+
+    def trial(number: int) -> PartitionProblem:
+        return replace(problem, recompute=number)
+
+    fitting = (n for n in range(most + 1) if _partition(StageCosts(trial(n)), even, False).fits)
+    first = next(fitting, most)
+    bounds: dict[int, float] = {}
+    if problem.layout == "free" and problem.vpp == 1:
+        known = _partition(StageCosts(trial(first)), even, False)
+        known_s = known.time_s * (1 + TOLERANCE) if known.fits else float("inf")
+        bounds = {n: least_seconds(StageCosts(trial(n)), known_s) for n in range(first + 1)}
     best: Partition | None = None
-    for number in range(len(problem.layers) + 1):
-        trial = replace(problem, recompute=number)
-        if best is not None:
-            ample = partition(replace(trial, capacity_bytes=float("inf")))
-            if ample.proven and ample.time_s >= best.time_s:
-                break
-        try:
-            found = partition(trial)
-        except NoFeasiblePlanError:
-            if number * problem.vpp >= len(problem.layers):
-                break
-            continue
-        if best is None or found.time_s < best.time_s * (1 - TOLERANCE):
-            best = found
-    if best is None:
-        return partition(replace(problem, recompute=len(problem.layers)))
-    return best
+    for number in sorted(range(first, -1, -1), key=lambda n: bounds.get(n, 0.0)):
+        unproven = best is not None and not best.proven
+        if unproven and number < first - 1:
+            break
+        if best is None or bounds.get(number, 0.0) < best.time_s:
+            best = _faster(trial(number), best) or best
+    unproven = best is not None and not best.proven
+    for number in range(first + 1, most + 1):
+        if best is not None and (unproven or _no_faster(trial(number), best)):
+            break
+        best = _faster(trial(number), best) or best
+    return partition(trial(most)) if best is None else best
+
+
+def _faster(problem: PartitionProblem, best: Partition | None) -> Partition | None:
+    """A partition that fits and is faster than the best known one, if there is any."""
+    try:
+        found = _solve(problem, float("inf") if best is None else best.time_s)
+    except NoFeasiblePlanError:
+        return None
+    slower = best is not None and found.time_s >= best.time_s * (1 - TOLERANCE)
+    return None if slower else found
+
+
+def _no_faster(problem: PartitionProblem, best: Partition) -> bool:
+    """Whether no cut, even without a memory limit, is faster than the best known one."""
+    if problem.layout == "free" and problem.vpp == 1:
+        bound = least_seconds(StageCosts(problem), best.time_s)
+        if bound >= best.time_s * (1 - TOLERANCE):
+            return True
+    ample = replace(problem, capacity_bytes=float("inf"))
+    found = _faster(ample, best)
+    return found is None
 
 
 def evaluate(problem: PartitionProblem, chunk_layers: tuple[int, ...]) -> Partition:

@@ -41,15 +41,19 @@ class Labels(NamedTuple):
     """Label of the next stage that was continued."""
 
 
-def one_f_one_b_widths(row: Row, m: int, known_s: float) -> tuple[IntArray | None, bool]:
-    """(layers of each stage, proven) with the least T; ``known_s`` is the T of some cut that fits.
+def one_f_one_b_widths(
+    row: Row, m: int, known_s: float, edges: list[Edges] | None = None
+) -> tuple[IntArray | None, bool]:
+    """(layers of each stage, proven) with the least T; ``known_s`` is a T to reach.
 
-    No layers where the search was cut short and found nothing better.
+    ``edges``: those of the band up to ``known_s / m``, where they are at hand.
+
+    No layers where no cut is that fast, or where the search was cut short and found none.
 
     Exact. Of cuts with equal T that recompute nothing it takes the most even one; of others the
     evenness decides only between equal (R, V).
     """
-    edges = band_edges(row, known_s * (1 + TOLERANCE) / m)
+    edges = edges or band_edges(row, known_s * (1 + TOLERANCE) / m)
     if edges is None:
         raise AssertionError("the known cut lies within the band")
     time, proven = known_s, False
@@ -60,6 +64,8 @@ def one_f_one_b_widths(row: Row, m: int, known_s: float) -> tuple[IntArray | Non
             e._replace(seconds=np.where(b <= time * (1 + TOLERANCE), e.seconds, np.inf))
             for e, b in zip(edges, bounds, strict=True)
         ]
+        if not all(np.isfinite(e.seconds).any() for e in edges):
+            return None, True
         layers, time, proven = _best_labels(
             row, [_trimmed(e) for e in edges], floors, m, time, most
         )

@@ -15,12 +15,25 @@ from dataclasses import fields, replace
 
 import numpy as np
 from parallelsim.search.partition_1f1b import one_f_one_b_widths
-from parallelsim.search.partition_dp import Row, widths
-from parallelsim.search.partition_problem import FloatArray, IntArray, LayerItems
+from parallelsim.search.partition_dp import (
+    Edges,
+    Row,
+    band_edges,
+    least_extra,
+    minimax,
+    widths,
+)
+from parallelsim.search.partition_problem import (
+    FloatArray,
+    IntArray,
+    LayerItems,
+    PartitionProblem,
+)
 from parallelsim.search.partition_stages import (
     TOLERANCE,
     Runs,
     StageCosts,
+    StageFigures,
     bounds_figures,
     schedule_seconds,
 )
@@ -34,11 +47,23 @@ Candidate = tuple[IntArray, bool]
 """(layers of each chunk, proven the best of its kind)."""
 
 
-def free_candidates(costs: StageCosts) -> Iterator[Candidate]:
-    """Chunks of the best free partition, or of a few that hold it; none where nothing fits."""
+def free_candidates(costs: StageCosts, known_s: float) -> Iterator[Candidate]:
+    """Chunks of the best free partition, or of a few that hold it; none where nothing fits.
+
+    Perhaps none where no cut is faster than ``known_s``.
+    """
     problem = costs.problem
     if problem.vpp == 1:
-        row = _row(costs, [()] * problem.pp, 0, [problem.min_layers] * problem.pp)
+        row = _whole_row(costs)
+        if known_s < float("inf"):
+            edges = band_edges(row, known_s / problem.num_micro_batches)
+            if edges is None or _bound_of(costs, edges) >= known_s:
+                return
+            if problem.schedule == "1f1b":
+                layers, proven = one_f_one_b_widths(row, problem.num_micro_batches, known_s, edges)
+                if layers is not None:
+                    yield layers, proven
+                return
         found = widths(row)
         if found is not None and problem.schedule == "1f1b":
             bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(found[0])])
@@ -58,6 +83,38 @@ def free_candidates(costs: StageCosts) -> Iterator[Candidate]:
         return
     start = even_counts(len(problem.layers), problem.num_chunks)
     yield _improved(costs, start), False
+
+
+def least_seconds(costs: StageCosts, known_s: float) -> float:
+    """A lower bound on the schedule's time of cuts, one chunk a stage, below ``known_s``.
+
+    Infinite where none of them can be.
+    """
+    problem, row = costs.problem, _whole_row(costs)
+    edges = band_edges(row, known_s / problem.num_micro_batches)
+    return float("inf") if edges is None else _bound_of(costs, edges)
+
+
+def _bound_of(costs: StageCosts, edges: list[Edges]) -> float:
+    """A bound on T from the least slowest stage B, and S, the least sum of all stages.
+
+    1F1B: T >= 2 S + (m - 1 - p) B, for the stage of tau = B ends no sooner than  P + m B + 2 R -
+    w B,  with P + R = sum(tau) - B, and w B - R is at most the gap p B - sum(tau).
+    """
+    problem, slowest = costs.problem, minimax(edges)
+    if slowest == float("inf"):
+        return slowest
+    total = float(costs.base_s[-1] + costs.edge_s.sum()) + least_extra(edges, float("inf"))
+    if problem.schedule != "1f1b":
+        return problem.slowest_weight * slowest + total / problem.vpp
+    weight = problem.num_micro_batches - 1 - problem.pp
+    return max(problem.num_micro_batches * slowest, 2 * total + weight * slowest * (weight > 0))
+
+
+def _whole_row(costs: StageCosts) -> Row:
+    """All layers, for one chunk a stage."""
+    problem = costs.problem
+    return _row(costs, [()] * problem.pp, 0, [problem.min_layers] * problem.pp)
 
 
 def even_counts(num_layers: int, parts: int) -> IntArray:
@@ -137,9 +194,13 @@ def _row(
     problem = costs.problem
     pp, number = problem.pp, len(problem.layers) - odd
 
-    def seconds(s: int, lo: IntArray, hi: IntArray) -> tuple[FloatArray, FloatArray]:
-        runs: Runs = [(np.full_like(lo, a), np.full_like(lo, b)) for a, b in fixed[s]]
-        figures = costs.figures(np.full_like(lo, s), [*runs, (lo + odd, hi + odd)])
+    most = max(map(len, fixed))
+    held_runs = np.array([[*runs, *[(0, 0)] * (most - len(runs))] for runs in fixed], np.int64)
+    held_runs = held_runs.reshape(pp, most, 2)
+
+    def seconds(s: IntArray, lo: IntArray, hi: IntArray) -> tuple[FloatArray, FloatArray]:
+        runs: Runs = [(held_runs[s, k, 0], held_runs[s, k, 1]) for k in range(most)]
+        figures = costs.figures(s, [*runs, (lo + odd, hi + odd)])
         return np.where(figures.over_bytes > 0, np.inf, figures.seconds), figures.extra_s
 
     def held(prefix: FloatArray) -> FloatArray:
@@ -170,27 +231,55 @@ def _improved(costs: StageCosts, counts: IntArray) -> IntArray:
 
     Fewer bytes too many come first, then less time, then a smaller sum of squared stage times.
     """
-    pairs = np.array(_pairs(len(counts)))
-    best: tuple[float, float, float] | None = None
+    problem, pairs = costs.problem, np.array(_pairs(len(counts)))
+    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    # A layer moved from chunk a to b shifts the bounds between them, and so the chunks a to b.
+    low, high, step = pairs.min(1), pairs.max(1), np.where(pairs[:, 0] < pairs[:, 1], -1, 1)
+    bound = np.arange(len(counts) + 1)
+    shift = ((bound > low[:, None]) & (bound <= high[:, None])) * step[:, None]
+    touched = np.zeros((len(pairs), problem.pp), bool)
+    trial, chunk = np.nonzero((bound[:-1] >= low[:, None]) & (bound[:-1] <= high[:, None]))
+    touched[trial, chunk % problem.pp] = True
+    now = bounds_figures(costs, bounds)
+    best = _value(problem, now, None)[0]
     for _ in range(MAX_MOVES):
-        trial = np.broadcast_to(counts, (len(pairs) + 1, len(counts))).copy()
-        index = np.arange(len(pairs))
-        trial[index, pairs[:, 0]] -= 1
-        trial[index, pairs[:, 1]] += 1
-        trial = trial[(trial >= costs.problem.min_layers).all(1)]
-        bounds = np.concatenate(
-            [np.zeros((len(trial), 1), np.int64), np.cumsum(trial, axis=1)], axis=1
-        )
-        figures = bounds_figures(costs, bounds)
-        over = figures.over_bytes.sum(-1)
-        time = schedule_seconds(costs.problem, figures)
-        squares = (figures.seconds**2).sum(-1)
-        k = int(np.lexsort((squares, time, over))[0])
-        value = (float(over[k]), float(time[k]), float(squares[k]))
-        if best is not None and value >= best:
+        possible = np.flatnonzero(counts[pairs[:, 0]] > problem.min_layers)
+        index, stage = np.nonzero(touched[possible])
+        runs: Runs = []
+        for first in range(0, problem.num_chunks, problem.pp):
+            at, row = first + stage, possible[index]
+            runs.append((bounds[at] + shift[row, at], bounds[at + 1] + shift[row, at + 1]))
+        values, keys = _value(problem, now, (index, stage, costs.figures(stage, runs)))
+        if not len(keys) or values >= best:
             break
-        best, counts = value, trial[k]
+        best, chosen = values, possible[keys[0]]
+        bounds = bounds + shift[chosen]
+        counts, now = np.diff(bounds), bounds_figures(costs, bounds)
     return counts
+
+
+Moved = tuple[IntArray, IntArray, StageFigures]
+"""(trial, stage, figures) of every stage that a trial changes."""
+
+
+def _value(
+    problem: PartitionProblem, now: StageFigures, moved: Moved | None
+) -> tuple[tuple[float, float, float], IntArray]:
+    """(bytes too many, seconds, sum of squares) of the best trial, and the trials in that order."""
+    trials = 1 if moved is None else int(moved[0].max(initial=-1)) + 1
+    columns = []
+    for name in ("over_bytes", "seconds", "forward_s"):
+        column = np.tile(getattr(now, name), (trials, 1))
+        if moved is not None:
+            column[moved[0], moved[1]] = getattr(moved[2], name)
+        columns.append(column)
+    over, seconds, forward = columns
+    if not trials:
+        return (np.inf, np.inf, np.inf), np.arange(0)
+    figures = now._replace(seconds=seconds, forward_s=forward)
+    keys = over.sum(-1), schedule_seconds(problem, figures), (seconds**2).sum(-1)
+    order = np.lexsort(keys[::-1])
+    return tuple(float(key[order[0]]) for key in keys), order  # type: ignore[return-value]
 
 
 def _pairs(num_chunks: int) -> list[tuple[int, int]]:

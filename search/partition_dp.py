@@ -26,6 +26,8 @@ from parallelsim.search.partition_stages import TOLERANCE
 
 SLACKS = (1 / 16, 1 / 4, 1.0, 4.0, float("inf"))
 """Bounds on tau that are tried in turn, relative to the mean stage and beyond it."""
+MAX_CELLS = 16_000
+"""Cuts whose costs are taken together: what stays in the cache counts more than fewer calls."""
 STEPS = 4_000
 """Bounds evaluated by the second pass at most; beyond, the best so far is not proven."""
 
@@ -52,8 +54,8 @@ class Row:
     """Layers that stage s must take, shape [p]."""
     unevenness: list[FloatArray]
     """For every stage: by the number of layers it takes, shape [N + 1]; infinite forbids it."""
-    seconds: Callable[[int, IntArray, IntArray], tuple[FloatArray, FloatArray]]
-    """(tau, extra) of stage s with layers [lo, hi); tau infinite where it does not fit."""
+    seconds: Callable[[IntArray, IntArray, IntArray], tuple[FloatArray, FloatArray]]
+    """(tau, extra) of stages s with layers [lo, hi); tau infinite where it does not fit."""
     slowest_weight: float
     sum_weight: float
 
@@ -84,16 +86,16 @@ def widths(row: Row) -> tuple[IntArray, bool] | None:
     for slack in SLACKS:
         limit = mean + slack * mean if mean > 0 else float("inf")
         edges = band_edges(row, limit)
-        slowest = float("inf") if edges is None else _minimax(edges)
-        if slowest < float("inf"):
+        slowest = float("inf") if edges is None else minimax(edges)
+        if slowest < float("inf") or (slack == SLACKS[0] and not fits(row)):
             break
     if edges is None or slowest == float("inf"):
         return None
     if slowest > limit:  # recompute took it beyond: a cut outside the band may be faster
         limit = slowest
         edges = band_edges(row, limit) or edges
-        slowest = _minimax(edges)
-    reach, extra = slowest, _least_extra(edges, slowest)
+        slowest = minimax(edges)
+    reach, extra = slowest, least_extra(edges, slowest)
     if extra > TOLERANCE * total:
         weight = row.slowest_weight
         reach = slowest + row.sum_weight * extra / weight if weight > 0 else float("inf")
@@ -106,8 +108,7 @@ def widths(row: Row) -> tuple[IntArray, bool] | None:
 
 def band_edges(row: Row, limit: float) -> list[Edges] | None:
     """Every cut whose stages take at most ``limit`` seconds without recompute; None if none can."""
-    num, stages = row.num_layers, len(row.base_s)
-    limit = limit * (1 + TOLERANCE)
+    stages, limit = len(row.base_s), limit * (1 + TOLERANCE)
     low, high = _band(row, limit)
     if (low > high).any():
         return None
@@ -123,13 +124,58 @@ def band_edges(row: Row, limit: float) -> list[Edges] | None:
         lo = ends[:, None] - width[None, :]
         exists = (lo >= low[s]) & (lo <= high[s]) & np.isfinite(row.unevenness[s][width])
         before = np.where(exists, lo - low[s], 0)
-        seconds = np.full(lo.shape, np.inf)
-        extra = np.zeros(lo.shape)
-        hi = np.broadcast_to(ends[:, None], lo.shape)
-        seconds[exists], extra[exists] = row.seconds(s, lo[exists], hi[exists])
-        found.append(Edges(ends, seconds, extra, before, width))
-    assert found[-1].seconds.shape[0] == 1, num
+        seconds = np.where(exists, 0.0, np.inf)
+        found.append(Edges(ends, seconds, np.zeros(lo.shape), before, width))
+    _cost(row, found)
+    assert found[-1].seconds.shape[0] == 1, row.num_layers
     return found
+
+
+def _cost(row: Row, edges: list[Edges]) -> None:
+    """Put the seconds into the cuts that exist, of many stages at a time."""
+    at = 0
+    while at < len(edges):
+        end, cells = at, 0
+        while end < len(edges) and (end == at or cells + edges[end].seconds.size <= MAX_CELLS):
+            cells += edges[end].seconds.size
+            end += 1
+        exists = [np.isfinite(stage.seconds) for stage in edges[at:end]]
+        counts = [np.count_nonzero(is_cut) for is_cut in exists]
+        hi = [
+            np.broadcast_to(stage.end[:, None], is_cut.shape)[is_cut]
+            for stage, is_cut in zip(edges[at:end], exists, strict=True)
+        ]
+        width = [
+            np.broadcast_to(stage.width, is_cut.shape)[is_cut]
+            for stage, is_cut in zip(edges[at:end], exists, strict=True)
+        ]
+        hi_all = np.concatenate(hi)
+        number = np.repeat(np.arange(at, end), counts)
+        seconds, extra = row.seconds(number, hi_all - np.concatenate(width), hi_all)
+        bounds = np.cumsum(counts)[:-1]
+        parts = zip(np.split(seconds, bounds), np.split(extra, bounds), strict=True)
+        for stage, is_cut, (tau, again) in zip(edges[at:end], exists, parts, strict=True):
+            stage.seconds[is_cut], stage.extra_s[is_cut] = tau, again
+        at = end
+
+
+def fits(row: Row) -> bool:
+    """Whether any cut fits in memory: each stage in turn takes as many layers as it can.
+
+    Exact: what a stage needs grows with its end and shrinks with its start.
+    """
+    at, later = 0, int(row.least.sum())
+    for s in range(len(row.base_s)):
+        later -= int(row.least[s])
+        last = min(int(_furthest(row, s, np.array([at]), np.inf)[0]), row.num_layers - later)
+        width = np.arange(row.least[s], last - at + 1)
+        width = width[np.isfinite(row.unevenness[s][width])]
+        tau, _ = row.seconds(np.full_like(width, s), np.full_like(width, at), at + width)
+        width = width[np.isfinite(tau)]
+        if not len(width):
+            return False
+        at += int(width[-1])
+    return at == row.num_layers
 
 
 def _furthest(row: Row, s: int, lo: IntArray, limit: float) -> IntArray:
@@ -164,7 +210,7 @@ def _nearest(row: Row, s: int, hi: int, limit: float) -> int:
     return int(max(start, by_memory))
 
 
-def _minimax(edges: list[Edges]) -> float:
+def minimax(edges: list[Edges]) -> float:
     """The least slowest stage of any cut, seconds."""
     best = np.zeros(1)
     for stage in edges:
@@ -172,7 +218,7 @@ def _minimax(edges: list[Edges]) -> float:
     return float(best[0])
 
 
-def _least_extra(edges: list[Edges], bound: float) -> float:
+def least_extra(edges: list[Edges], bound: float) -> float:
     """The least recompute of all stages where none takes more than ``bound`` seconds."""
     best = np.zeros(1)
     for stage in edges:
@@ -195,7 +241,7 @@ def _best_bound(
 
     def extra_of(k: int) -> float:
         if k not in extras:
-            extras[k] = _least_extra(edges, float(bounds[k]))
+            extras[k] = least_extra(edges, float(bounds[k]))
         return extras[k]
 
     def time_of(k: int, least: float) -> float:

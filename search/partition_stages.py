@@ -156,9 +156,11 @@ def bounds_figures(costs: StageCosts, bounds: IntArray) -> StageFigures:
 def schedule_seconds(problem: PartitionProblem, figures: StageFigures) -> FloatArray:
     """Seconds of the schedule over stages [..., pp], without transfers; shape [...].
 
-    The closed forms of :func:`parallelsim.pipeline.pipeline_time`, for stages of any cost:
+    For stages of any cost:
     GPipe, interleaved: T = m max(tau) + (sum(tau) - max(tau)) / v
-    1F1B: T = max over stages s of  sum_{i<s} tau_i + m tau_s + idle_s
+    1F1B: T = max over stages s of  sum_{i<s} tau_i + m tau_s + idle_s,
+    as :func:`parallelsim.pipeline.pipeline_time`. Neglects where the forwards' slowest stage is not
+    the backwards' (GPipe), and how a stage's chunks differ (interleaved).
     """
     tau, m = figures.seconds, problem.num_micro_batches
     total = tau.sum(-1)

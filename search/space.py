@@ -145,8 +145,8 @@ class SearchSpace:
             for tp, cp, dp in self._degree_choices(pp):
                 batches = self._micro_batch_sizes(dp)
                 sizes.setdefault((tp, cp), set()).update(batches)
-                rows = map(tuple, self._expert_table(pp, tp, tp * cp * dp).tolist())
-                dealt.setdefault((tp, cp), set()).update(rows)
+                ways = self._expert_table(pp, tp, tp * cp * dp).tolist()
+                dealt.setdefault((tp, cp), set()).update(map(tuple, ways))
         tables = [
             self._rows(
                 *(tp, cp, 1),

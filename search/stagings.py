@@ -82,10 +82,16 @@ class Stagings:
         """(first, last, middle) with both ends at most ``UNEVEN_DEPTH`` layers lighter than the
         middle.
 
-        Given first or last stages replace that bound. A cut that another layout makes is left to
-        it.
+        Given first or last stages replace that bound. A cut that another layout of the
+        space makes is left to it.
         """
         num_layers, given = self.num_layers, self.asked.values
+        names = self.framework.capabilities.layouts
+        known = {CHOICES["layout"][code] for code in self.asked.allowed("layout", names, names)}
+
+        def others(middle: int) -> set[tuple[int, int]]:
+            return {cut for name, cut in _other_cuts(middle).items() if name in known}
+
         cuts = []
         if pp == 1:
             return []
@@ -101,7 +107,7 @@ class Stagings:
                     continue
                 if pp == 2 and middle != max(first, last):
                     continue
-                if first == last == middle or (first, last) in _counted_cuts(middle):
+                if (first, last) in others(middle):
                     continue
                 cuts.append((first, last, middle))
         firsts, lasts = given.get("first_stage_layers"), given.get("last_stage_layers")
@@ -129,6 +135,13 @@ class Stagings:
         return rows
 
 
-def _counted_cuts(middle: int) -> tuple[tuple[int, int], ...]:
-    """Cuts that counting the embedding, the loss or both as a layer gives."""
-    return ((middle - 1, middle), (middle, middle - 1), (middle - 1, middle - 1))
+def _other_cuts(middle: int) -> dict[str, tuple[int, int]]:
+    """(first, last) that the other layouts cut: even, or with the embedding, the loss or both
+    counted as a layer.
+    """
+    return {
+        "even": (middle, middle),
+        "embedding": (middle - 1, middle),
+        "loss": (middle, middle - 1),
+        "embedding-loss": (middle - 1, middle - 1),
+    }

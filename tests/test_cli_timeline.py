@@ -1,6 +1,10 @@
 """``parallelsim timeline``: pictures, traces, exit codes and files."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,10 +67,19 @@ def test_pictures_are_written_whole_and_not_over_a_file(
 
 
 def test_pixels_need_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cairosvg", None)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     file = tmp_path / "gantt.png"
-    assert "a .png needs the library cairosvg" in refused(run(*PLAN, "--output", str(file)))
+    assert "pip install 'parallelsim[plot]'" in refused(run(*PLAN, "--output", str(file)))
     assert not file.exists()
+
+
+def test_pixels_are_a_png_file(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "gantt.png"
+    assert run(*PLAN, "--output", str(file)).exit_code == 0
+    content = file.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(content[16:20], "big") >= 1200
 
 
 def test_plans_of_a_file_are_read_by_rank(tmp_path: Path) -> None:
@@ -101,6 +114,46 @@ def test_what_cannot_be_replayed_is_one_line_and_no_file(
     output = () if "terminal" in words else ("--output", str(file))
     assert words in refused(run(*options, *output))
     assert not file.exists()
+
+
+@pytest.mark.parametrize("suffix", ["json", "svg", "html", "png"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "parallelsim.replay.plan_replay",
+        "parallelsim.timeline.engine._run",
+        "parallelsim.planfile.check_writable",
+        "parallelsim.planfile.os.fsync",
+        "parallelsim.planfile._put_in_place",
+    ],
+)
+def test_an_interrupt_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, suffix: str
+) -> None:
+    def interrupt(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    if suffix == "png":
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr(where, interrupt)
+    result = run(*PLAN, "--output", str(tmp_path / f"gantt.{suffix}"))
+    assert result.exit_code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_at_any_moment_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "from parallelsim.__main__ import main; main()", "timeline"]
+    plan = [*PLAN[:-1], "2048", "--output", str(tmp_path / "trace.json")]
+    for delay in (0.4, 0.8, 1.2, 1.6):
+        child = subprocess.Popen([*program, *plan], stderr=subprocess.DEVNULL)
+        time.sleep(delay)
+        child.send_signal(signal.SIGINT)
+        child.wait(timeout=60)
+        left = list(tmp_path.iterdir())
+        assert [file.name for file in left] in ([], ["trace.json"])
+        for file in left:
+            assert json.loads(file.read_text())["otherData"]["num_micro_batches"] == 1024
+            file.unlink()
 
 
 def test_other_file_types_are_wrong_usage(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 from moe_models import DEEPSEEK, MIXTRAL, SINKS
+from parallelsim.search.grid import grid_search
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.catalog import load_cluster, load_framework
@@ -13,7 +14,7 @@ from parallelsim.costs import CostTable
 from parallelsim.layers import MLP, Block, Layer
 from parallelsim.memory import lowest_memory
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan, PlanBatch, code
+from parallelsim.plan import MOE_DISPATCHERS, Plan, PlanBatch, code
 from parallelsim.rules import broken_rules
 from parallelsim.simulate import Simulation, screen, simulate
 from parallelsim.sublayers.experts import PERMUTE_FACTOR, ROUTER_BYTES
@@ -92,7 +93,7 @@ def test_without_expert_parallelism_no_token_travels(model: ModelSpec) -> None:
     assert (simulated(model, spread).time.ep_exposed_s > 0).all()
 
 
-@pytest.mark.parametrize("model", (MIXTRAL, DEEPSEEK, SINKS), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK, SINKS], ids=lambda model: model.name)
 def test_more_ranks_of_experts_never_need_more_memory(model: ModelSpec) -> None:
     plans = some_plans(model, 400, ep=(1, 2, 4))
     fewer, more = obeying(model, plans, changed(plans, ep=2 * plans.ep))
@@ -123,7 +124,7 @@ def test_sending_a_token_to_each_node_once_is_never_slower(model: ModelSpec) -> 
     assert (fast.step_time_s == slow.step_time_s)[inside].all()
 
 
-@pytest.mark.parametrize("model", (MIXTRAL, DEEPSEEK), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK], ids=lambda model: model.name)
 def test_whole_experts_beat_split_ones_where_there_are_enough(model: ModelSpec) -> None:
     """What lets the search leave out etp > 1 where ep * etp divides the experts."""
     plans = some_plans(model, 600, ep=(1, 2, 4), etp=(2, 4))
@@ -131,6 +132,17 @@ def test_whole_experts_beat_split_ones_where_there_are_enough(model: ModelSpec) 
     pair = simulated(model, whole), simulated(model, split)
     assert (pair[0].step_time_s <= pair[1].step_time_s * (1 + ROUNDING)).all()
     assert (pair[0].peak_memory_bytes <= pair[1].peak_memory_bytes * (1 + ROUNDING)).all()
+
+
+@pytest.mark.parametrize(("model", "num_gpus"), [(MIXTRAL, 32), (SINKS, 64), (UNEVEN, 32)])
+def test_what_the_search_leaves_out_does_not_win(model: ModelSpec, num_gpus: int) -> None:
+    """The best plan of the space is the best of one with every split and dispatcher."""
+    inputs = (model, load_cluster("hgx-h100", num_gpus), MEGATRON, 64)
+    every = {"etp": (1, 2, 4, 8), "moe_dispatcher": MOE_DISPATCHERS}
+    spaces = SearchSpace(*inputs), SearchSpace(*inputs, limits=every)
+    usual, whole = (grid_search(space, top_k=1) for space in spaces)
+    assert whole.num_candidates > 1.5 * usual.num_candidates
+    assert usual.plans.step_time_s[0] == whole.plans.step_time_s[0]
 
 
 @each_model

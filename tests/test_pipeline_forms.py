@@ -45,19 +45,19 @@ PLAN = Plan(
 CHUNKS = {"interleaved-1f1b": 2, "breadth-first": 2, **dict.fromkeys(WAVES, 2)}
 EXACT = 1e-9
 STATED = {
-    "1f1b": 0.04,
-    "interleaved-1f1b": 0.07,
-    "gpipe": 0.03,
+    "1f1b": 0.01,
+    "interleaved-1f1b": 0.002,
+    "gpipe": EXACT,
     "pipedream-2bw": EXACT,
     "breadth-first": EXACT,
-    "chimera": 0.04,
-    "hanayo": 0.04,
-    "zb-h1": 0.025,
+    "chimera": 0.03,
+    "hanayo": 0.025,
+    "zb-h1": 0.01,
     "zb-h2": 0.025,
-    "zb-v": 0.015,
-    "v-half": 0.03,
-    "v-min": 0.08,
-    "dualpipe": 0.015,
+    "zb-v": 0.025,
+    "v-half": 0.02,
+    "v-min": 0.06,
+    "dualpipe": 0.025,
     "dualpipe-v": 0.025,
 }
 """Largest relative error with m >= 2 p, as the docstrings state it."""

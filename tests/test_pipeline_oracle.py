@@ -8,7 +8,7 @@ number j p + i; m micro-batches, v virtual stages a stage.
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from parallelsim.pipeline import StageSeconds, in_flight_micro_batches, pipeline_time
@@ -42,8 +42,12 @@ def order(schedule: str, p: int, v: int, m: int, stage: int) -> list[Operation]:
 
 
 def makespan(schedule: str, v: int, m: int, forward: list[float], backward: list[float]) -> float:
-    """Seconds until the last operation ends; the stage times are split evenly over its chunks."""
+    """Seconds until the last operation ends.
+
+    Of a rank's chunks all are alike but the model's first and last, which take what is left.
+    """
     p = len(forward)
+    chunks = [chunk_times(v, times) for times in (forward, backward)]
     graph = nx.DiGraph()
     for i in range(p):
         operations = order(schedule, p, v, m, i)
@@ -62,9 +66,16 @@ def makespan(schedule: str, v: int, m: int, forward: list[float], backward: list
     ends: dict[Operation, float] = {}
     for node in nx.topological_sort(graph):
         start = max((ends[before] for before in graph.predecessors(node)), default=0.0)
-        stage = node[1] % p
-        ends[node] = start + (forward if node[0] == "F" else backward)[stage] / v
+        ends[node] = start + chunks[node[0] == "B"][node[1]]
     return max(ends.values())
+
+
+def chunk_times(v: int, ranks: list[float]) -> list[float]:
+    """Of each virtual stage, from the times of first, equal middle, and last rank."""
+    plain = ranks[1 if len(ranks) > 2 else 0] / v
+    times = [plain] * (v * len(ranks))
+    times[0], times[-1] = ranks[0] - (v - 1) * plain, ranks[-1] - (v - 1) * plain
+    return times
 
 
 def closed_form(
@@ -103,9 +114,7 @@ def test_equal_stages_are_exact(schedule: str, p: int, v: int, m: int) -> None:
 
 @pytest.mark.parametrize(("schedule", "p", "v", "m"), CASES)
 @pytest.mark.parametrize("slower", [1.05, 1.5, 3.0])
-def test_a_slower_last_stage_is_exact(
-    schedule: str, p: int, v: int, m: int, slower: float
-) -> None:
+def test_a_slower_last_stage_is_exact(schedule: str, p: int, v: int, m: int, slower: float) -> None:
     forward, backward = [0.3] * p, [0.7] * p
     forward[-1] *= slower
     backward[-1] *= slower
@@ -152,19 +161,36 @@ def test_uneven_1f1b_is_within_its_stated_error(
     last=st.floats(0.5, 2.0),
     share=st.floats(0.2, 0.5),
 )
-def test_uneven_stages_are_bounded_by_slowest_and_sum(
+def test_no_step_is_shorter_than_the_slowest_stage(
     case: tuple[str, int, int, int], first: float, last: float, share: float
 ) -> None:
-    """m max(tau) <= replay <= m max(tau) + sum(tau) - max(tau); the closed form as well."""
+    """m max(tau) <= replay; without virtual stages <= m max(tau) + sum(tau) - max(tau)."""
     schedule, p, v, m = case
     forward, backward = uneven(p, first, last, share)
+    assume(min(chunk_times(v, forward)) > 0)
     tau = [f + b for f, b in zip(forward, backward, strict=True)]
-    low, high = m * max(tau), m * max(tau) + (sum(tau) - max(tau)) / v
+    low, high = m * max(tau), m * max(tau) + (sum(tau) - max(tau) if v == 1 else m * sum(tau))
     for time in (
         makespan(schedule, v, m, forward, backward),
         closed_form(schedule, v, m, forward, backward),
     ):
         assert low * (1 - EXACT) <= time <= high * (1 + EXACT)
+
+
+@given(
+    case=st.sampled_from([case for case in CASES if case[2] > 1]),
+    first=st.floats(-0.9, 0.2),
+    last=st.floats(-0.9, 4.0),
+    share=st.floats(0.3, 0.5),
+)
+def test_uneven_chunks_are_within_their_stated_error(
+    case: tuple[str, int, int, int], first: float, last: float, share: float
+) -> None:
+    """The ends of the model lighter or heavier than a chunk by these shares of it."""
+    schedule, p, v, m = case
+    forward, backward = uneven(p, 1 + first / v if p > 2 else 1.0, 1 + last / v, share)
+    replay = makespan(schedule, v, m, forward, backward)
+    assert closed_form(schedule, v, m, forward, backward) == pytest.approx(replay, rel=0.01)
 
 
 @pytest.mark.parametrize(("schedule", "p", "v", "m"), CASES)

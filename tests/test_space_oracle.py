@@ -32,9 +32,10 @@ SPACES = (
     ("gpt2-xl", 8, 24, "megatron-core", "hgx-h100"),
     ("gpt2-xl", 8, 16, "megatron-lm-2022", "dgx-a100-80gb"),
     ("gemma2-27b", 8, 16, "megatron-core", "hgx-h100"),
+    ("llama3-8b", 8, 16, "nanotron", "hgx-h100"),
     ("mixtral-like", 16, 4, "megatron-core", "hgx-h100"),
     ("mixtral-like", 8, 4, "nanotron", "hgx-h100"),
-    ("deepseek-like", 16, 2, "megatron-core", "hgx-h100"),
+    ("deepseek-like", 16, 1, "megatron-core", "hgx-h100"),
     ("gpt-oss-like", 8, 2, "megatron-core", "hgx-h100"),
 )
 LARGEST_MICRO_BATCH = 64
@@ -57,7 +58,7 @@ def degrees(cluster: ClusterSpec) -> Iterator[dict[str, int]]:
 def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[Staging]:
     """Every way to cut the layers, schedule the chunks and recompute, once each."""
     selective_helps = not framework.compute.flash_attention
-    for cut in cuts(model, pp):
+    for cut in cuts(model, framework, pp):
         largest = max(chunk_layers(model, Plan(pp=pp, **cut)) or [0])
         depths: list[tuple[str, int]] = [("none", 0), ("full", 0)]
         depths += [("selective", 0)] if selective_helps else []
@@ -67,7 +68,7 @@ def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[St
             yield {**cut, "schedule": schedule, **plan}
 
 
-def cuts(model: ModelSpec, pp: int) -> Iterator[Staging]:
+def cuts(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[Staging]:
     """Layouts and virtual stages that cut the layers, each set of chunks once."""
     for layout in LAYOUTS if pp > 1 else ("even",):
         ends = range(1, model.num_layers) if layout == "first-last" else (0,)
@@ -77,7 +78,7 @@ def cuts(model: ModelSpec, pp: int) -> Iterator[Staging]:
             for vpp in range(1, model.num_layers + 3) if pp > 1 else (1,):
                 fields = {"first_stage_layers": first, "last_stage_layers": last}
                 cut = {"layout": layout, "vpp": vpp, **fields}
-                if is_canonical_cut(model, pp, cut):
+                if is_canonical_cut(model, framework, pp, cut):
                     yield cut
 
 
@@ -88,13 +89,16 @@ def is_slightly_uneven(model: ModelSpec, pp: int, first: int, last: int) -> bool
     return rest >= 0 and all(0 <= middle - end <= LIGHTEST_END for end in (first, last))
 
 
-def is_canonical_cut(model: ModelSpec, pp: int, cut: Staging) -> bool:
-    """Whether the cut exists, and no earlier layout makes the same chunks."""
+def is_canonical_cut(
+    model: ModelSpec, framework: FrameworkSpec, pp: int, cut: Staging
+) -> bool:
+    """Whether the cut exists, and no earlier layout of the framework makes the same chunks."""
     chunks = chunk_layers(model, Plan(pp=pp, **cut))
     if chunks is None:
         return False
     plain = {"vpp": cut["vpp"], "first_stage_layers": 0, "last_stage_layers": 0}
     earlier = LAYOUTS[: LAYOUTS.index(str(cut["layout"]))]
+    earlier = tuple(name for name in earlier if name in framework.capabilities.layouts)
     others = (chunk_layers(model, Plan(pp=pp, **plain, layout=layout)) for layout in earlier)
     return chunks not in others
 

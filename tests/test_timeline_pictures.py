@@ -1,22 +1,25 @@
 """Traces against the trace-event format, and the pictures of a timeline."""
 
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import oracle_timeline as oracle
 import pytest
+from trace_event_format import problems
 
 from parallelsim.errors import PlanError
+from parallelsim.report.gantt_png import gantt_png
 from parallelsim.timeline.activations import memory_over_time, peak_activations
 from parallelsim.timeline.analysis import bubbles
 from parallelsim.timeline.chrome import trace, trace_json
 from parallelsim.timeline.costs import stage_costs, transfer_time
 from parallelsim.timeline.engine import Replay, replay
-from parallelsim.timeline.gantt import gantt_svg, gantt_text
+from parallelsim.timeline.gantt import gantt_picture, gantt_svg, gantt_text
 from parallelsim.timeline.graph import compile_graph
 from parallelsim.timeline.schedules import GENERATORS, make_schedule
 
@@ -38,52 +41,20 @@ def played(name: str, p: int, v: int, m: int) -> Replay:
     return replay(compile_graph(schedule, gathers=True, pairs=True), costs)
 
 
-def check_trace_event_format(content: dict[str, Any]) -> None:
-    """The JSON object format of Google's "Trace Event Format": required keys by phase, order,
-    nesting."""
-    assert set(content) <= {"traceEvents", "displayTimeUnit", "otherData"}
-    assert content["displayTimeUnit"] in ("ms", "ns")
-    last, open_until = 0.0, defaultdict(list)
-    for event in content["traceEvents"]:
-        assert event["ph"] in ("X", "C", "M")
-        assert isinstance(event["name"], str)
-        assert event["name"]
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
-        assert event["ts"] >= 0
-        assert isinstance(event["args"], dict)
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "process_sort_index", "thread_name")
-            continue
-        assert event["ts"] >= last, "not sorted"
-        last = event["ts"]
-        if event["ph"] == "C":
-            assert all(isinstance(value, float | int) for value in event["args"].values())
-            continue
-        assert event["dur"] >= 0
-        assert isinstance(event["cat"], str)
-        start, end = round(1e3 * event["ts"]), round(1e3 * (event["ts"] + event["dur"]))
-        stack = open_until[event["pid"], event["tid"]]
-        while stack and stack[-1] <= start:
-            stack.pop()
-        assert not stack or end <= stack[-1], "slices of a track overlap without nesting"
-        stack.append(end)
-
-
 @pytest.mark.parametrize("name", GENERATORS)
 def test_trace_follows_the_trace_event_format(name: str) -> None:
     done = played(name, *oracle.random_size(name, np.random.default_rng(4)))
-    check_trace_event_format(json.loads(trace_json(done, 0, 2e9, 1e9)))
+    assert problems(trace_json(done, 0, 2e9, 1e9)) == []
 
 
 def test_trace_of_8_ranks_and_64_micro_batches_has_every_operation_transfer_and_counter() -> None:
     done = played("interleaved-1f1b", 8, 2, 64)
     schedule = done.graph.schedule
     content = trace(done, 0, 3e9)
-    check_trace_event_format(content)
+    assert problems(trace_json(done, 0, 3e9)) == []
     events = content["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
-    computed = [event for event in slices if event["tid"] == 0]
+    computed = [event for event in slices if event["tid"] % 1000 == 0]
     assert len(computed) == len(schedule)
     assert sum(event["cat"] == "transfer" for event in slices) == 2 * 64 * 15
     assert sum(event["cat"] == "data parallel" for event in slices) == 2 * 16
@@ -94,9 +65,56 @@ def test_trace_of_8_ranks_and_64_micro_batches_has_every_operation_transfer_and_
     assert end == pytest.approx(1e6 * done.step_s[0], abs=0.01)
     peak = peak_activations(schedule, 3e9).num_bytes[:, 0]
     for rank in range(8):
-        counted = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == rank]
+        counted = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == rank + 1]
         assert max(counted) == peak[rank]
         assert counted[-1] == 0
+
+
+def changed(**values: object) -> Callable[[list[dict[str, Any]]], None]:
+    """A change of the first slice."""
+
+    def change(events: list[dict[str, Any]]) -> None:
+        next(event for event in events if event["ph"] == "X").update(values)
+
+    return change
+
+
+def _overlap(events: list[dict[str, Any]]) -> None:
+    """The first slice of a thread ends within the second."""
+    first, second = [event for event in events if event["ph"] == "X" and event["cat"] == "forward"][
+        :2
+    ]
+    first.update(dur=second["ts"] - first["ts"] + second["dur"] / 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (changed(dur=-1.0), "no duration"),
+        (changed(dur=float("nan")), "no JSON number"),
+        (lambda events: _overlap(events), "without nesting"),
+        (changed(pid=0), "no positive 32-bit"),
+        (changed(tid="1"), "no positive 32-bit"),
+        (changed(tid=7), "no name"),
+        (changed(ph="Q"), "unknown phase"),
+        (changed(ph="B"), "without an end"),
+        (changed(args=[]), "args is no object"),
+        (lambda events: events.append(dict(events[-1], ts=0.0)), "go back"),
+        (lambda events: events[-1].update(ph="C", args={"bytes": "1"}), "needs numbers"),
+        (lambda events: events.append(events[0]), "given twice"),
+        (lambda events: events.pop(0), "process has no name"),
+        (
+            lambda events: [event.update(tid=5) for event in events if event["ph"] != "M"],
+            "two processes",
+        ),
+    ],
+)
+def test_the_checker_finds_what_viewers_would_drop(
+    change: Callable[[list[dict[str, Any]]], None], words: str
+) -> None:
+    content = trace(played("1f1b", 2, 1, 4), 0, 1e9)
+    change(content["traceEvents"])
+    assert words in "\n".join(problems(json.dumps(content)))
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -142,6 +160,34 @@ def test_svg_draws_every_operation_inside_the_picture(name: str) -> None:
         assert float(box.get("x", "")) >= 56
         assert float(box.get("x", "")) + float(box.get("width", "")) <= 900 - 12 + 0.1
     assert re.search(rf"{name}, pp \d+", gantt_svg(done))
+
+
+def test_pixels_show_the_picture_of_the_svg() -> None:
+    pytest.importorskip("matplotlib")
+    done = played("zb-v", 4, 2, 8)
+    content = gantt_png(done)
+    size = re.search(r'width="(\d+)" height="(\d+)"', gantt_svg(done))
+    assert size is not None
+    pixels = [int.from_bytes(content[at : at + 4], "big") for at in (16, 20)]
+    assert pixels == [2 * int(side) for side in size.groups()]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"])
+def test_the_picture_of_16_micro_batches_shows_every_number(name: str) -> None:
+    v = 1 if name == "1f1b" else 2
+    done = played(name, 8, v, 16)
+    picture = gantt_picture(done)
+    numbers = [label.text for label in picture.labels if label.text.isdigit()]
+    assert len(numbers) >= 0.9 * len(done.graph.schedule)
+    # No letter touches the next: about 5.6 pixels each at size 10.
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for label in picture.labels:
+        if label.text.isdigit():
+            half = 2.8 * len(label.text)
+            rows.setdefault(label.y, []).append((label.x - half, label.x + half))
+    for spans in rows.values():
+        spans.sort()
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def test_pictures_that_nobody_could_read_are_refused() -> None:

@@ -1,11 +1,14 @@
 """The replay against the networkx oracle, and its properties."""
 
+import time
+
 import numpy as np
 import oracle_timeline as oracle
 import pytest
 
 from parallelsim.errors import PlanError
 from parallelsim.timeline.analysis import bubbles, critical_path
+from parallelsim.timeline.compiled import compiled_graph
 from parallelsim.timeline.costs import StageCosts, stage_costs
 from parallelsim.timeline.engine import replay, step_time
 from parallelsim.timeline.graph import compile_graph
@@ -175,3 +178,21 @@ def test_missing_or_misshaped_costs_are_stated() -> None:
         step_time(compile_graph(dualpipe, pairs=True), costs)
     with pytest.raises(PlanError, match="at least 1"):
         stage_costs(schedule, 1.0, input_s=1.0, weight_s=1.0, num_buckets=0)
+
+
+def test_graphs_of_equal_size_are_built_once_and_large_ones_are_not_kept() -> None:
+    first = compiled_graph("zb-v", 4, 2, 16)
+    assert compiled_graph("zb-v", 4, 2, np.int64(16)) is first  # type: ignore[arg-type]
+    assert compiled_graph("zb-v", 4, 2, 16, gathers=True) is not first
+    assert compiled_graph("zb-v", 4, 2, 17) is not first
+    assert compiled_graph("1f1b", 8, 1, 2048) is not compiled_graph("1f1b", 8, 1, 2048)
+    with pytest.raises(PlanError, match="vpp must be 2"):
+        compiled_graph("zb-v", 4, 1, 16)
+
+
+def test_sizes_beyond_the_limits_are_refused_before_anything_is_built() -> None:
+    start = time.process_time()
+    for name, pp, vpp, m in (("1f1b", 1024, 1, 8), ("1f1b", 8, 1, 10**6), ("zb-v", 512, 2, 10**9)):
+        with pytest.raises(PlanError, match=r"beyond the 512 ranks|operations"):
+            compiled_graph(name, pp, vpp, m)
+    assert time.process_time() - start < 0.1

@@ -107,8 +107,8 @@ def test_zb_v_has_no_bubble_with_equal_times(p: int, m: int) -> None:
 
 @pytest.mark.parametrize("p", [4, 6, 8, 12, 16])
 def test_v_half_and_v_min_bubbles_are_about_the_papers(p: int) -> None:
-    """2405.15362 table 1 with t_F = t_Bi = t_W: p/(2 m) and at most 2 p/(3 m) of the
-    computation."""
+    """2405.15362, as its authors' repository says, with t_F = t_Bi = t_W: p/(2 m) and at most
+    2 p/(3 m) of the computation."""
     m = 4 * p
     half, least = (waits(name, p, 2, m, 1.0, (1.0, 1.0)) for name in ("v-half", "v-min"))
     assert (half.idle_s / half.busy_s).max() == pytest.approx(p / (2 * m), rel=0.15)
@@ -118,7 +118,7 @@ def test_v_half_and_v_min_bubbles_are_about_the_papers(p: int) -> None:
 @pytest.mark.parametrize("p", [2, 4, 6, 8])
 @pytest.mark.parametrize("backward", [1.0, 1.5, 2.0, 3.0])
 def test_chimera_bubble_of_one_unit(p: int, backward: float) -> None:
-    """2107.06925 section 3.1: D t_F + (2 D - 2) t_B; t_F = t_B: D/2 - 1 of each; share
+    """2107.06925, bidirectional pipelines: D t_F + (2 D - 2) t_B; t_F = t_B: D/2 - 1 of each; share
     (D-2)/(3N/2+D-2)."""
     found = waits("chimera", p, 1, p, 1.0, (backward / 2, backward / 2))
     np.testing.assert_allclose(found.idle_s, (p - 2) * backward)
@@ -130,7 +130,7 @@ def test_chimera_bubble_of_one_unit(p: int, backward: float) -> None:
 
 @pytest.mark.parametrize("units", [2, 3, 5])
 def test_chimera_units_follow_without_a_gap_with_equal_slots(units: int) -> None:
-    """2107.06925 section 3.5, direct concatenation: the bubble stays D - 2 slots,
+    """2107.06925, direct concatenation: the bubble stays D - 2 slots,
     (D-2)/(2N+D-2)."""
     found = waits("chimera", 6, 1, 6 * units, 1.0, (0.5, 0.5))
     np.testing.assert_allclose(found.idle_s, 4.0)
@@ -139,7 +139,7 @@ def test_chimera_units_follow_without_a_gap_with_equal_slots(units: int) -> None
 @pytest.mark.parametrize(("p", "v"), [(2, 2), (4, 2), (4, 4), (4, 8), (8, 4)])
 @pytest.mark.parametrize("backward", [1.0, 2.0])
 def test_hanayo_bubble_falls_with_the_waves(p: int, v: int, backward: float) -> None:
-    """2308.15762 figure 6: 2 p - 2 chunk backwards, (2 p - 2) t_B/v, v = 2 W; half of Chimera's
+    """Built after 2308.15762: 2 p - 2 chunk backwards, (2 p - 2) t_B/v, v = 2 W; half of Chimera's
     weights."""
     found = waits("hanayo", p, v, p, 1.0, (backward / 2, backward / 2))
     np.testing.assert_allclose(found.idle_s, (2 * p - 2) * backward / v)
@@ -212,7 +212,7 @@ def test_peak_activations_of_split_schedules(p: int) -> None:
 
 @pytest.mark.parametrize("p", [2, 4, 8, 12])
 def test_peak_activations_of_two_way_schedules(p: int) -> None:
-    """2412.19437 table 2: PP + 1; 2107.06925 table 2: D/2 + 1 to D; Hanayo: at most p whole
+    """2412.19437 table 2: PP + 1; 2107.06925: D/2 + 1 to D; Hanayo: at most p whole
     stages."""
     assert (held("dualpipe", p, 1, 4 * p) == p + 1).all()
     assert (held("dualpipe-v", p, 2, 4 * p) * 2 == 2 * p + 1).all()

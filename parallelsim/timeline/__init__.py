@@ -4,15 +4,18 @@
 
     schedule = make_schedule("zb-v", pp=8, vpp=2, num_micro_batches=64)   # operation lists
     graph = compile_graph(schedule)                                       # once for many plans
+    graph = compiled_graph("zb-v", 8, 2, 64)                              # or from a cache
     costs = stage_costs(schedule, forward_s, input_s=..., weight_s=..., transfer_s=...)
     step_time(graph, costs)                                               # [P] seconds, to rank by
     done = replay(graph, costs)                                           # every operation
-    trace_json(done), gantt_svg(done), gantt_text(done), critical_path(done), bubbles(done)
+    trace_json(done), gantt_svg(done), gantt_text(done)  # see it
+    critical_path(done), bubbles(done)
 """
 
 from parallelsim.timeline.activations import memory_over_time, peak_activations
 from parallelsim.timeline.analysis import bubbles, critical_path
 from parallelsim.timeline.chrome import trace, trace_json
+from parallelsim.timeline.compiled import compiled_graph
 from parallelsim.timeline.costs import StageCosts, stage_costs, transfer_time
 from parallelsim.timeline.engine import Replay, replay, steady_step_time, step_time
 from parallelsim.timeline.gantt import gantt_svg, gantt_text
@@ -29,6 +32,7 @@ __all__ = [
     "broken_rule",
     "bubbles",
     "compile_graph",
+    "compiled_graph",
     "critical_path",
     "gantt_svg",
     "gantt_text",

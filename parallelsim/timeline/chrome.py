@@ -3,6 +3,9 @@
 The trace-event format's JSON object: one process a rank; tracks for computation, transfers to other
 ranks, and data-parallel communication; a counter of activation memory. Times in microseconds,
 rounded to nanoseconds as the viewers do, so that slices of a track never overlap by rounding.
+
+Rank r is process r + 1, its track k thread 1000 (r + 1) + k: Perfetto takes process and thread 0
+for the kernel's idle task, and names a thread by its number alone, whatever its process.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ MAX_TRACED = 500_000
 """Operations in a trace; a viewer is of no use beyond."""
 COMPUTE, COLLECTIVES, TRANSFERS = 0, 1, 2
 """Tracks of a rank; transfers that overlap each other take further tracks."""
+THREADS = 1000
+"""Numbers of threads that are kept for a rank."""
 NAMES: Final = ("forward", "backward", "backward: input gradient", "backward: weight gradient")
 
 
@@ -62,16 +67,16 @@ def trace(
                         "name": "activations",
                         "ph": "C",
                         "ts": _us(time),
-                        "pid": rank,
-                        "tid": 0,
+                        **_place(rank, COMPUTE),
                         "args": args,
                     }
                 )
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     tracks = sorted({(event["pid"], event["tid"]) for event in events})
     return {
-        "traceEvents": _names(replay, tracks) + events,
+        # First: importers that read in pieces look for it there.
         "displayTimeUnit": "ms",
+        "traceEvents": _names(replay, tracks) + events,
         "otherData": {
             "schedule": schedule.name,
             "pp": schedule.size.pp,
@@ -107,10 +112,14 @@ def _slice(
         "ph": "X",
         "ts": start,
         "dur": round(max(end - start, 0.0), 3),
-        "pid": rank,
-        "tid": track,
+        **_place(rank, track),
         "args": args,
     }
+
+
+def _place(rank: int, track: int) -> Event:
+    """The process and thread of a rank's track."""
+    return {"pid": rank + 1, "tid": THREADS * (rank + 1) + track}
 
 
 def _computation(replay: Replay, rank: int, plan: int) -> list[Event]:
@@ -172,14 +181,14 @@ def _names(replay: Replay, tracks: list[tuple[int, int]]) -> list[Event]:
     """Metadata: what the viewer calls ranks and tracks."""
     events: list[Event] = []
     for rank in range(replay.graph.schedule.num_ranks):
-        base = {"ph": "M", "ts": 0, "pid": rank, "tid": 0}
+        base = {"ph": "M", "ts": 0, **_place(rank, COMPUTE)}
         events.append({"name": "process_name", "args": {"name": f"rank {rank}"}, **base})
         events.append({"name": "process_sort_index", "args": {"sort_index": rank}, **base})
     titles = {COMPUTE: "computation", COLLECTIVES: "data-parallel communication"}
-    for rank, track in tracks:
-        name = titles.get(track, f"transfers {track - TRANSFERS + 1}")
-        args = {"name": name}
-        events.append(
-            {"name": "thread_name", "ph": "M", "ts": 0, "pid": rank, "tid": track, "args": args}
-        )
+    for pid, tid in tracks:
+        track = tid % THREADS
+        args = {"name": titles.get(track, f"transfers {track - TRANSFERS + 1}")}
+        base = {"ph": "M", "ts": 0, "pid": pid, "tid": tid}
+        events.append({"name": "thread_name", "args": args, **base})
+        events.append({"name": "thread_sort_index", "args": {"sort_index": track}, **base})
     return events

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,111 +17,179 @@ MAX_DRAWN = 20_000
 """Operations in a picture."""
 MAX_RANKS_IN_TEXT = 16
 SHADES: Final = {
-    FORWARD: ("#4e79a7", "#a0cbe8"),
-    BACKWARD: ("#f28e2b", "#ffbe7d"),
-    INPUT: ("#e15759", "#ff9d9a"),
-    WEIGHT: ("#59a14f", "#8cd17d"),
+    FORWARD: ("#7ba6d4", "#c0daf0"),
+    BACKWARD: ("#f6a353", "#ffd3a1"),
+    INPUT: ("#e97b7d", "#ffb8b6"),
+    WEIGHT: ("#7abb72", "#b9e2ad"),
 }
-"""Of even and odd chunks."""
+"""Of even and odd chunks; black numbers are legible on all."""
 REDUCE_SHADE: Final = "#79706e"
-LEFT, TOP, ROW, BAR, HOOK = 56, 40, 26, 18, 4
-"""Pixels: margin for the labels and the title, height of a row, of its bars, of the communication
-below."""
+IDLE_SHADE: Final = "#ececec"
+LEFT, TOP, BAR, PAIRED_BAR, GAP, HOOK = 62, 36, 20, 30, 8, 4
+"""Pixels: margin for the labels and the title; height of a bar, of one that may hold two operations
+at a time, between bars, and of the communication below."""
+WIDTHS, NUMBER = (1200, 2600), 15
+"""Pixels: least and most by default; of an operation, for a number of two digits."""
 
 
-def gantt_svg(replay: Replay, plan: int = 0, width: int = 1200) -> str:
+class Box(NamedTuple):
+    """A filled rectangle; pixels from the upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    is_operation: bool = False
+    """Drawn with a white rim."""
+
+
+class Label(NamedTuple):
+    """A text; ``x`` is its start, middle or end."""
+
+    x: float
+    y: float
+    """Of the letters' feet."""
+    text: str
+    anchor: str = "start"
+    size: float = 10.0
+
+
+class Picture(NamedTuple):
+    """What is drawn, whatever the format."""
+
+    width: float
+    height: float
+    title: str
+    boxes: list[Box]
+    labels: list[Label]
+
+
+def gantt_svg(replay: Replay, plan: int = 0, width: int | None = None) -> str:
     """One row a rank, a box an operation (with its micro-batch where it fits), as SVG text.
+
+    ``width`` in pixels; by default wide enough for the numbers, within :data:`WIDTHS`.
 
     Raises:
         PlanError: more operations than a picture shows.
     """
-    schedule = replay.graph.schedule
+    picture = gantt_picture(replay, plan, width)
+    rims = {True: ' stroke="white" stroke-width="0.4"', False: ""}
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{picture.width:g}" '
+            f'height="{picture.height:g}" viewBox="0 0 {picture.width:g} {picture.height:g}" '
+            'font-family="sans-serif">',
+            f"<title>{html.escape(picture.title)}</title>",
+            '<rect width="100%" height="100%" fill="white"/>',
+            *(
+                f'<rect x="{box.x:.2f}" y="{box.y:g}" width="{box.width:.2f}" '
+                f'height="{box.height:g}" fill="{box.fill}"{rims[box.is_operation]}/>'
+                for box in picture.boxes
+            ),
+            *(
+                f'<text x="{label.x:.2f}" y="{label.y:g}" font-size="{label.size:g}" '
+                f'text-anchor="{label.anchor}">{html.escape(label.text)}</text>'
+                for label in picture.labels
+            ),
+            "</svg>\n",
+        ]
+    )
+
+
+def gantt_picture(replay: Replay, plan: int = 0, width: int | None = None) -> Picture:
+    """Boxes and labels of one plan's picture.
+
+    Raises:
+        PlanError: more operations than a picture shows.
+    """
+    schedule, size = replay.graph.schedule, replay.graph.schedule.size
     if len(schedule) > MAX_DRAWN:
         raise PlanError(
             f"{len(schedule)} operations are more than the {MAX_DRAWN} of a picture: write a trace "
             "(.json), or use fewer micro-batches"
         )
     step = float(replay.step_s[plan])
+    if width is None:
+        spent = replay.finish_s[:, plan] - replay.start_s[:, plan]
+        kinds = [np.median(spent[schedule.kind == kind]) for kind in np.unique(schedule.kind)]
+        shortest = float(min(kinds))
+        wanted = LEFT + 12 + NUMBER * step / shortest if shortest > 0 else 0.0
+        width = int(min(max(wanted, WIDTHS[0]), WIDTHS[1]))
     scale = (width - LEFT - 12) / step if step > 0 else 0.0
-    height = TOP + ROW * schedule.num_ranks + 34
-    size = schedule.size
+    bar = PAIRED_BAR if replay.graph.pairs else BAR
+    height = TOP + (bar + GAP) * schedule.num_ranks + 38
     idle = float(bubbles(replay).idle_s[:, plan].max()) / step if step > 0 else 0.0
     title = (
         f"{schedule.name}, pp {size.pp}, vpp {size.vpp}, {size.num_micro_batches} micro-batches: "
         f"{format_seconds(step)}, largest bubble {format_percent(idle)}"
     )
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="10">',
-            f"<title>{html.escape(title)}</title>",
-            '<rect width="100%" height="100%" fill="white"/>',
-            f'<text x="{LEFT}" y="20" font-size="13">{html.escape(title)}</text>',
-            *_rows(replay, plan, scale, width),
-            *_axis_and_legend(replay, step, scale, height),
-            "</svg>\n",
-        ]
-    )
-
-
-def _rows(replay: Replay, plan: int, scale: float, width: int) -> list[str]:
-    schedule, hooks, drawn = replay.graph.schedule, replay.hooks, []
+    picture = Picture(width, height, title, [], [Label(LEFT, 22, title, size=13)])
     for rank in range(schedule.num_ranks):
-        y = TOP + ROW * rank
-        drawn.append(f'<text x="6" y="{y + 13}">rank {rank}</text>')
-        right = width - LEFT - 12
-        drawn.append(f'<rect x="{LEFT}" y="{y}" width="{right}" height="{BAR}" fill="#f3f3f3"/>')
-        for i in range(int(schedule.first[rank]), int(schedule.first[rank + 1])):
-            start, finish = float(replay.start_s[i, plan]), float(replay.finish_s[i, plan])
-            kind, chunk = int(schedule.kind[i]), int(schedule.chunk[i])
-            # Of two operations that run together, the forward takes the upper half.
-            forward = i + 1 < len(schedule) and replay.graph.pairs and schedule.paired[i + 1]
-            backward = replay.graph.pairs and schedule.paired[i]
-            top, bar = (y + BAR / 2, BAR / 2) if backward else (y, BAR / 2 if forward else BAR)
-            x, w = LEFT + scale * start, scale * (finish - start)
-            drawn.append(
-                f'<rect x="{x:.2f}" y="{top:g}" width="{w:.2f}" height="{bar:g}" '
-                f'fill="{SHADES[kind][chunk % 2]}" stroke="white" stroke-width="0.4"/>'
-            )
-            label = str(schedule.micro_batch[i])
-            if w >= 6.5 * len(label) + 2 and bar == BAR:
-                drawn.append(
-                    f'<text x="{x + w / 2:.2f}" y="{y + 13}" text-anchor="middle">{label}</text>'
-                )
-        for chunk in range(schedule.stage.shape[1]):
-            start, end = (
-                float(a[rank, chunk, plan]) for a in (hooks.reduce_start_s, hooks.reduce_end_s)
-            )
-            if replay.costs.reduce_s[plan, schedule.stage[rank, chunk]] > 0:
-                drawn.append(
-                    f'<rect x="{LEFT + scale * start:.2f}" y="{y + BAR + 1}" height="{HOOK}" '
-                    f'width="{scale * (end - start):.2f}" fill="{REDUCE_SHADE}"/>'
-                )
-    return drawn
+        y = TOP + (bar + GAP) * rank
+        picture.labels.append(Label(LEFT - 8, y + bar / 2 + 4, f"rank {rank}", "end"))
+        picture.boxes.append(Box(LEFT, y, width - LEFT - 12, bar, IDLE_SHADE))
+        _add_operations(picture, replay, plan, rank, scale, y, bar)
+        _add_reductions(picture, replay, plan, rank, scale, y + bar + 1)
+    _add_axis_and_legend(picture, replay, step, scale)
+    return picture
 
 
-def _axis_and_legend(replay: Replay, step: float, scale: float, height: int) -> list[str]:
-    drawn, y = [], height - 26
+def _add_operations(
+    picture: Picture, replay: Replay, plan: int, rank: int, scale: float, y: float, bar: float
+) -> None:
+    schedule, paired = replay.graph.schedule, replay.graph.pairs
+    for i in range(int(schedule.first[rank]), int(schedule.first[rank + 1])):
+        start, finish = float(replay.start_s[i, plan]), float(replay.finish_s[i, plan])
+        kind, chunk = int(schedule.kind[i]), int(schedule.chunk[i])
+        # Of two operations that run together, the forward takes the upper half.
+        forward = paired and i + 1 < len(schedule) and bool(schedule.paired[i + 1])
+        backward = paired and bool(schedule.paired[i])
+        height = bar / 2 if forward or backward else bar
+        top = y + bar / 2 if backward else y
+        x, w = LEFT + scale * start, scale * (finish - start)
+        picture.boxes.append(Box(x, top, w, height, SHADES[kind][chunk % 2], True))
+        label = str(schedule.micro_batch[i])
+        if w >= 6 * len(label) + 2:
+            picture.labels.append(Label(x + w / 2, top + height / 2 + 3.5, label, "middle"))
+
+
+def _add_reductions(
+    picture: Picture, replay: Replay, plan: int, rank: int, scale: float, y: float
+) -> None:
+    hooks, schedule = replay.hooks, replay.graph.schedule
+    for chunk in range(schedule.stage.shape[1]):
+        start = float(hooks.reduce_start_s[rank, chunk, plan])
+        end = float(hooks.reduce_end_s[rank, chunk, plan])
+        if replay.costs.reduce_s[plan, schedule.stage[rank, chunk]] > 0:
+            span = LEFT + scale * start, scale * (end - start)
+            picture.boxes.append(Box(span[0], y, span[1], HOOK, REDUCE_SHADE))
+
+
+def _add_axis_and_legend(picture: Picture, replay: Replay, step: float, scale: float) -> None:
+    schedule, y = replay.graph.schedule, picture.height - 28
     for part in range(5):
-        x = LEFT + scale * step * part / 4
         anchor = "start" if part == 0 else "end" if part == 4 else "middle"
-        label = format_seconds(step * part / 4)
-        drawn.append(f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{label}</text>')
+        label = format_seconds(step * part / 4) if part else "0"
+        picture.labels.append(Label(LEFT + scale * step * part / 4, y, label, anchor))
     names = {
         FORWARD: "forward",
         BACKWARD: "backward",
         INPUT: "input gradient",
         WEIGHT: "weight gradient",
     }
-    x = LEFT
-    for kind in np.unique(replay.graph.schedule.kind).tolist():
-        drawn.append(f'<rect x="{x}" y="{y + 8}" width="10" height="10" fill="{SHADES[kind][0]}"/>')
-        drawn.append(f'<text x="{x + 14}" y="{y + 17}">{names[kind]} ({KINDS[kind]})</text>')
-        x += 130
+    x, shades = float(LEFT), 2 if schedule.stage.shape[1] > 1 else 1
+    for kind in np.unique(schedule.kind).tolist():
+        for shade in range(shades):
+            picture.boxes.append(Box(x + 12 * shade, y + 10, 10, 10, SHADES[kind][shade]))
+        text = f"{names[kind]} ({KINDS[kind]})" + (", even and odd chunks" if shades > 1 else "")
+        picture.labels.append(Label(x + 12 * shades + 4, y + 19, text))
+        x += 26 + 12 * shades + 5.6 * len(text)
+    picture.boxes.append(Box(x, y + 10, 10, 10, IDLE_SHADE))
+    picture.labels.append(Label(x + 16, y + 19, "waits"))
     if (replay.costs.reduce_s > 0).any():
-        drawn.append(f'<rect x="{x}" y="{y + 11}" width="10" height="4" fill="{REDUCE_SHADE}"/>')
-        drawn.append(f'<text x="{x + 14}" y="{y + 17}">gradient reduction</text>')
-    return drawn
+        picture.boxes.append(Box(x + 66, y + 13, 10, HOOK, REDUCE_SHADE))
+        picture.labels.append(Label(x + 82, y + 19, "gradient reduction"))
 
 
 def gantt_text(replay: Replay, plan: int = 0, width: int = 80) -> str:

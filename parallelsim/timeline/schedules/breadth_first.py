@@ -4,6 +4,9 @@ arXiv:2211.05953, section 4.1 and figure 2d. Bubble (p - 1)(t_F + t_B)/v, as int
 chunk's weights are gathered once and its gradients reduced once a step, early: made for ZeRO over
 data parallelism. Activations: all m micro-batches. With v = 1 it is GPipe with the backwards in
 order. Forbids nothing; with fewer micro-batches than ranks the chunks wait for each other.
+
+Closed form (:func:`parallelsim.pipeline_forms.breadth_first_time`): exact with m >= 2 p; worst 1.5
+% with fewer.
 """
 
 from __future__ import annotations

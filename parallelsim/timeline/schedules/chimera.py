@@ -1,11 +1,15 @@
 """Chimera: two copies of the model in opposite directions, each run as 1F1B.
 
-arXiv:2107.06925, section 3.1, figures 3 and 7 (direct concatenation). For m = p micro-batches, half
-a direction: makespan p t_F + (2 p - 2) t_B for t_B >= t_F (the paper's C_f and C_b), hence a bubble
-of (p - 2) t_B, and p/2 - 1 forwards and backwards each with t_F = t_B. Activations between p/2 + 1
-and p stages' micro-batches. More micro-batches follow in units of p; with t_F = t_B the units fit
-together without a gap, with t_B > t_F they leave some (the paper's forward doubling is not built).
-Weights: two copies. Forbids odd p and odd m: the directions would collide on a rank.
+arXiv:2107.06925 (bidirectional pipelines; for more micro-batches, direct concatenation). For m = p
+micro-batches, half a direction: makespan p t_F + (2 p - 2) t_B for t_B >= t_F (the paper's C_f and
+C_b), hence a bubble of (p - 2) t_B, and p/2 - 1 forwards and backwards each with t_F = t_B.
+Activations between p/2 + 1 and p stages' micro-batches. More micro-batches follow in units of p;
+with t_F = t_B the units fit together without a gap, with t_B > t_F they leave some (the paper's
+forward doubling is not built). Weights: two copies. Forbids odd p and odd m: the directions would
+collide on a rank.
+
+Closed form (:func:`parallelsim.pipeline_forms.chimera_time`): exact for whole units where the first
+stage is not lighter than those between; median error 0, worst 3 % (m < 2 p: 4 %).
 """
 
 from __future__ import annotations

