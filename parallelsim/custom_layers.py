@@ -158,6 +158,8 @@ class Custom:
         """
         for each in self.operators:
             each.check()
+        if [each.kind for each in self.operators].count("attention") > 1:
+            raise SpecError("one attention core at most: split the layer", key="operators")
         symbols = unsharded(hidden_size, 1)
         for each in self.operators:
             for name, _ in each.sizes:
@@ -191,6 +193,19 @@ class Custom:
                 heads, width = (float(each.size(s, symbols)[0]) for s in ("num_heads", "head_dim"))
                 total += 4.0 * width * heads * seq_length**2 / (2 if each.causal else 1)
         return total
+
+    def kv_width(self, hidden_size: int) -> int:
+        """Columns of the keys of its attention cores, 0 without one."""
+        symbols = unsharded(hidden_size, 1)
+        sizes = ("num_query_groups", "head_dim")
+        return max(
+            (
+                round(np.prod([float(each.size(name, symbols)[0]) for name in sizes]))
+                for each in self.operators
+                if each.kind == "attention"
+            ),
+            default=0,
+        )
 
     def splits_over(self, degree: str) -> bool:
         """Some operator says what the degree divides."""

@@ -54,7 +54,7 @@ def tensor_parallel_exposed(
     gather = network.all_gather(shrink * tensor, group, TP_NIC_SHARE)
     scatter = network.reduce_scatter(tensor, group, TP_NIC_SHARE)
     reduce = network.all_reduce(tensor, group, TP_NIC_SHARE)
-    redone = 0.5 if regions else 0.0
+    redone = 0.5 * np.ceil(regions)
     sharded = keys.sequence_parallel > 0
     share = np.where(keys.tp_comm_overlap > 0, overlap.tp_exposed_user_buffers, overlap.tp_exposed)
     forward = np.where(sharded, regions * (gather + scatter), regions * reduce)

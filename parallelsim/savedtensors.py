@@ -54,6 +54,7 @@ def _gathered_keys_bytes(model: ModelSpec, keys: OperatorKeys, seq_length: int) 
         for part in layer.sublayers
         if isinstance(part, Attention)
     ]
+    widths += [custom.kv_width(model.hidden_size) for custom in model.customs]
     gathers = (keys.cp > 1) & (keys.cp_comm_type == ALL_GATHER)
     whole = 4 * keys.element_bytes * keys.micro_batch_size * float(seq_length)
     return np.where(gathers, whole * max(widths, default=0) / keys.tp, 0.0)

@@ -59,6 +59,7 @@ def test_every_known_architecture_is_tested():
         "bamba",
         "switch_transformers",
         "llama4_text",
+        "vit",
     }
     assert tested == set(known_model_types())
 
