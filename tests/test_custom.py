@@ -120,16 +120,24 @@ def test_operations_of_an_image_are_the_published_ones(name: str, giga_macs: flo
     assert forward == pytest.approx(giga_macs * 1e9, rel=2e-4)
 
 
-def test_image_models_plan_within_memory_and_near_published_throughput() -> None:
-    """DGX H100 trains ResNet-50 at about 3,000 images a second and GPU; here 128 images a step and
-    GPU leave less to hide behind, so that only the order is checked.
+@pytest.mark.parametrize(
+    ("cluster", "framework", "precision", "measured"),
+    [("dgx-a100-80gb", "torchtitan", "bf16", 16_621), ("dgx-v100", "deepspeed", "fp16", 8_322)],
+)
+def test_resnet_trains_within_a_quarter_of_the_published_throughput(
+    cluster: str, framework: str, precision: str, measured: int
+) -> None:
+    """NVIDIA/DeepLearningExamples PyTorch/Classification/ConvNets/resnet50v1.5: 8 GPUs, 256 images
+    each, mixed precision. Nothing here was fitted to image models, nor to these programs.
     """
-    plan = Plan(dp=64, global_batch_size=8192, micro_batch_size=128, zero=2)
-    run = simulate(load_model("resnet-50"), CLUSTER, TORCHTITAN, plan)
+    node, software = load_cluster(cluster, num_gpus=8), load_framework(framework)
+    zero = software.capabilities.zero_stages[0]
+    plan = Plan(
+        dp=8, global_batch_size=2048, micro_batch_size=256, zero=zero, precision=precision
+    )
+    run = simulate(load_model("resnet-50"), node, software, plan)
     assert run.reasons[0] == 0
-    assert 1500 < run.tokens_per_s_per_gpu[0] < 5000
-    # 22 bytes a value of 11.1 million activations, the maps of torchvision's ResNet-50 v1.5
-    assert 2e9 < run.memory.activations_bytes[0] < 12e9
+    assert 8 * run.tokens_per_s_per_gpu[0] == pytest.approx(measured, rel=0.25)
 
 
 def test_statistics_synchronized_over_replicas_cost_time() -> None:
