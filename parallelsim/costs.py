@@ -95,6 +95,8 @@ class LayerCosts:
     weight_s: FloatArray
     """Of the backward, the weight gradients' GEMMs: what split-backward schedules put off."""
     saved_bytes: FloatArray
+    largest_saved_bytes: FloatArray
+    """Of the kind of layer that saves most."""
     parameters: FloatArray
     """Without routed experts."""
     expert_parameters: FloatArray
@@ -153,12 +155,14 @@ def layer_costs(
         (count / total, _one_layer(model, layer, network, framework, rates, keys))
         for layer, count in kinds
     ]
-    return LayerCosts(
+    mean = LayerCosts(
         **{
             f.name: _sum(share * getattr(c, f.name) for share, c in parts)
             for f in fields(LayerCosts)
         }
     )
+    largest = functools.reduce(np.maximum, (c.saved_bytes for _, c in parts))
+    return replace(mean, largest_saved_bytes=largest)
 
 
 def _leading_costs(
@@ -273,6 +277,7 @@ def _sublayer_costs(
         "forward_s": gemm_f + attention_f + memory_f + tp.forward_s + cp.forward_s + ep,
         "weight_s": gemm_w,
         "saved_bytes": asked.saved_bytes,
+        "largest_saved_bytes": asked.saved_bytes,
         "parameters": asked.parameters,
         "expert_parameters": asked.expert_parameters + zeros,
     }

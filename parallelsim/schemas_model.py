@@ -8,9 +8,10 @@ be left out are :data:`OPTIONAL` here; their values are the dataclasses' default
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from parallelsim.errors import SpecError
 from parallelsim.yaml_io import require_sources, shown, shown_file, shown_key
@@ -113,7 +114,13 @@ class ExpertsFile(StrictModel):
     latent_size: int | None = OPTIONAL
 
 
-Size = int | float | str
+def _size(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise PydanticCustomError("size_type", "neither a number nor text")
+    return value
+
+
+Size = Annotated[Any, BeforeValidator(_size)]
 """A number, or arithmetic in the symbols of ``expressions``."""
 
 
@@ -297,6 +304,7 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
+    "size_type": "a number, or arithmetic in symbols",
     "list_type": "a list",
     "model_type": "a mapping",
     "dict_type": "a mapping",

@@ -285,6 +285,23 @@ training:
 """
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("m: tokens", "m: [1]", "operators[0].m: expected a number, or arithmetic in symbols"),
+        ("kind: gemm", "kind: gem", "operator 'mix in': unknown kind 'gem'"),
+        ("m: tokens", "m: tokens, o: 1", "operators[0].o: unknown key"),
+        ("k: hidden", "k: hiden", "operator 'mix in': k 'hiden': unknown symbol 'hiden'"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place(right: str, wrong: str, message: str) -> None:
+    data = parse_yaml(DOCUMENTED.replace(right, wrong, 1), "mine.yaml")
+    with pytest.raises(SpecError) as raised:
+        build_model(checked_model(data, "mine.yaml"), "mine.yaml")
+    assert message in str(raised.value)
+    assert str(raised.value).startswith("mine.yaml: ")
+
+
 def test_a_users_own_layer_is_read_from_yaml() -> None:
     model = build_model(checked_model(parse_yaml(DOCUMENTED, "mine.yaml"), "mine.yaml"), "mine")
     each = 3 * 1024 * 4096 + 3 * 1024 * 1024 + 1024
