@@ -265,4 +265,5 @@ _PLAN_HELP: Mapping[str, str] = {
     "cuda_graphs": "Launch layers as CUDA graphs.",
     "moe_dispatcher": "How tokens reach their experts.",
     "ep_comm_overlap": "Send one micro-batch's tokens to experts while another computes.",
+    "fp8_param_gather": "Keep and gather the weights of fp8 GEMMs in fp8 alone.",
 }

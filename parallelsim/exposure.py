@@ -209,6 +209,7 @@ def data_parallel_exposed(
     micro_batch_s: FloatArray,
     window: FloatArray,
     num_micro_batches: FloatArray,
+    num_layers: FloatArray,
 ) -> DataParallel:
     """Seconds of gradient reduction and parameter gathering that a step pays for.
 
@@ -218,7 +219,9 @@ def data_parallel_exposed(
     ZeRO 0: one all-reduce of the gradients. ZeRO 1: one reduce-scatter, one all-gather of the
     parameters. ZeRO 2: a reduce-scatter for each micro-batch. ZeRO 3: two gathers for each
     micro-batch too. ``window`` w counts the micro-batches whose computation a collective can run
-    behind. Neglects: bucket sizes, contention with tensor-parallel traffic.
+    behind. Software that reduces or slices tensor by tensor adds a time for each of ``num_layers``
+    layers of the rank and each rank of the group. Neglects: the number of buckets, contention with
+    tensor-parallel traffic.
     """
     group = network.group(num_ranks, stride)
     sharded = zero > 0
@@ -229,6 +232,9 @@ def data_parallel_exposed(
         some = network.group(num_ranks[whole], stride[whole])
         reduce[whole] = network.all_reduce(gradient_bytes[whole], some)
         gather[whole] = 0.0
+    if overlap.dp_rank_s or overlap.zero_rank_s:
+        of_a_rank = np.where(sharded, overlap.zero_rank_s, overlap.dp_rank_s)
+        reduce = reduce + of_a_rank * num_layers * np.where(num_ranks > 1, num_ranks, 0.0)
     budget = overlap.dp_overlap_efficiency * window * micro_batch_s
     floor = overlap.dp_exposed_floor
     hidden_reduce = np.maximum(reduce - BACKWARD_SHARE * budget, floor * reduce)

@@ -45,6 +45,8 @@ class Capabilities:
     overlap_param_gather: bool
     cross_entropy_fusion: bool
     cuda_graphs: bool
+    fp8_param_gather: bool
+    """Keeps the weights of fp8 GEMMs in fp8 alone, beside sharded fp32 master weights."""
     kv_replication: bool
     """Tensor parallelism above the number of key/value heads replicates them (else it is
     refused).
@@ -135,6 +137,14 @@ class OverlapFacts:
     """Share of the overlap window that data-parallel collectives can use."""
     dp_exposed_floor: float
     """Share of each data-parallel collective that is never hidden."""
+    dp_rank_s: float
+    """Seconds that one layer's gradients take for each data-parallel rank, whatever their bytes:
+    where every tensor is reduced by a ring of its own, one more step of each. 0 with buckets.
+    """
+    zero_rank_s: float
+    """The same with a sharded optimizer, gradients and parameters together: where tensors are cut
+    into a slice for each rank.
+    """
     straggler_per_doubling: float
     """Relative slowdown for each doubling of the GPUs beyond 8."""
     straggler_per_doubling_fp8: float
@@ -182,6 +192,8 @@ class MemoryFacts:
     """phi: reserved over allocated activations, minus one."""
     constant_bytes: float
     """Workspaces, NCCL buffers, CUDA context: on every rank."""
+    cuda_graph_bytes: float = 0.0
+    """Buffers that CUDA graphs pin for their lifetime, on every rank."""
 
 
 @dataclass(frozen=True)

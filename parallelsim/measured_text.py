@@ -29,6 +29,7 @@ _SWITCHES: Mapping[str, re.Pattern[str]] = {
     "ep_comm_overlap": re.compile(
         r"\boverlap_moe_expert_parallel_comm\s*=\s*(true|false|1|0)\b|(EP all-to-all overlap)", re.I
     ),
+    "fp8_param_gather": re.compile(r"\bfp8_param(?:s|_gather)\s*=\s*(true|false|1|0)\b", re.I),
     "cuda_graphs": re.compile(
         r"\b(?:cuda_graph_impl|layer_cuda_graph|mcore_cuda_graph)\s*=\s*(\w+)", re.I
     ),
@@ -60,8 +61,16 @@ _DENIED_AFTER = re.compile(
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
 
+SWITCH_COLUMNS = (*_SWITCHES, "cross_entropy_fusion")
+"""Optional columns under the names of plan switches: they say it better than text."""
+KERNEL_COLUMNS = ("fused_rmsnorm", "fused_softmax")
+"""Optional columns under the names of framework facts."""
+
+
 def stated_switches(facts: Facts) -> dict[str, bool]:
-    """Plan switches that the cells state; an overlap of ``none`` turns every overlap off."""
+    """Plan switches that the cells state; an overlap of ``none`` turns every overlap off, a column
+    of the switch's own name decides.
+    """
     stated: dict[str, bool] = {}
     fused = states_fused_cross_entropy(facts)
     if fused is not None:
@@ -74,6 +83,10 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
         for name, pattern in _SWITCHES.items():
             for match in pattern.finditer(facts.text(cell)):
                 stated[name] = (match[1] or "true").lower() not in _OFF
+    for name in SWITCH_COLUMNS:
+        value = facts.switch(name)
+        if value is not None:
+            stated[name] = value
     return stated
 
 
@@ -171,8 +184,9 @@ def _states_no_overlap(facts: Facts) -> bool:
 def framework_variant(framework: FrameworkSpec, facts: Facts) -> FrameworkSpec:
     """The framework with the kernels that the row states instead of its own.
 
-    ``flash_attention`` True, fa2 or fa1 against False (the scores are stored); ``kernel=`` in the
-    notes: fused or torch for the softmax without flash, an RMS kernel for the norms.
+    ``flash_attention`` True, fa2 or fa1 against False (the scores are stored); the columns
+    ``fused_rmsnorm`` and ``fused_softmax``, or ``kernel=`` in the notes: fused or torch for the
+    softmax without flash, an RMS kernel for the norms.
 
     Raises:
         RowError: another ``flash_attention``.
@@ -192,11 +206,16 @@ def framework_variant(framework: FrameworkSpec, facts: Facts) -> FrameworkSpec:
         }
         compute = replace(compute, attention_efficiency=slower)
     match = _KERNEL.search(facts.text("notes"))
-    if match and "rms" in match[1].lower():
-        compute = replace(compute, fused_rmsnorm=True)
-        memory = replace(memory, unfused_norm_bytes=0.0)
-    if match and match[1].strip().lower() in ("fused", "torch"):
-        compute = replace(compute, fused_softmax=match[1].strip().lower() == "fused")
+    norm, softmax = (facts.switch(name) for name in KERNEL_COLUMNS)
+    if norm is None and match and "rms" in match[1].lower():
+        norm = True
+    if softmax is None and match and match[1].strip().lower() in ("fused", "torch"):
+        softmax = match[1].strip().lower() == "fused"
+    if norm is not None:
+        compute = replace(compute, fused_rmsnorm=norm)
+        memory = replace(memory, unfused_norm_bytes=0.0 if norm else memory.unfused_norm_bytes)
+    if softmax is not None:
+        compute = replace(compute, fused_softmax=softmax)
     if compute == framework.compute and memory == framework.memory:
         return framework
     return replace(framework, compute=compute, memory=memory)

@@ -130,6 +130,8 @@ class Plan:
     moe_dispatcher: str = "all-to-all"
     ep_comm_overlap: bool = False
     """Tokens of one micro-batch travel to their experts while another one computes."""
+    fp8_param_gather: bool = False
+    """Weights of the fp8 GEMMs are kept in fp8 alone, without a 16-bit copy, and gathered so."""
 
     @property
     def num_gpus(self) -> int:
@@ -267,6 +269,7 @@ class PlanBatch:
     cuda_graphs: IntArray
     moe_dispatcher: IntArray
     ep_comm_overlap: IntArray
+    fp8_param_gather: IntArray
 
     def __len__(self) -> int:
         return int(self.tp.shape[0])

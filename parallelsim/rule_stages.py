@@ -54,7 +54,7 @@ def first_last_wrong(c: Context, p: PlanBatch) -> BoolArray:
         rest = c.model.num_layers - first - last
         each = rest // np.maximum(between, 1)
         fits = (first > 0) & (last > 0) & ((rest > 0) == (between > 0)) & (rest >= 0)
-        fits &= each * np.maximum(between, 1) == rest
+        fits &= (each * np.maximum(between, 1) == rest) & (between >= 0)
         for layers in (first, last, each):
             fits &= layers // vpp * vpp == layers
         broken[index] = ~fits

@@ -10,13 +10,13 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 * tp beyond the innermost tier (its collectives would leave NVLink);
 * cp that does not divide the sequence into two pieces a rank;
 * hybrid context parallelism where tp * cp stays inside the innermost tier, and its other splits;
-* the off positions of overlap switches and of the fused cross-entropy: on is never slower nor
-  larger;
+* the off positions of overlap switches, of the fused cross-entropy and of weights kept in fp8
+  alone: on is never slower nor larger;
 * selective recompute with flash attention: it saves only what flash attention does not store;
 * sequence parallelism off for a mixture of experts with tp > 1, dispatchers that another one beats
   everywhere, and gathering all tokens to more ranks than a token has experts;
-* 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is
-  not modelled).
+* 16-bit gradients and other precisions (they change the training);
+* CUDA graphs of models without experts, whose layers do not wait for their launches.
 """
 
 from __future__ import annotations
@@ -251,6 +251,7 @@ class SearchSpace:
                 cp_a2a=split,
                 many_shards=many_shards,
                 model=self._facts,
+                precision=self.precision,
             )
             table = np.array(list(rows), np.int64).reshape(-1, len(SWITCHES))
             self._switch_tables[key] = table

@@ -10,6 +10,7 @@ from parallelsim.search.asked import Asked
 from parallelsim.framework import Capabilities
 from parallelsim.plan import code
 from parallelsim.rule_context import ModelFacts
+from parallelsim.rule_software import KEEPS_FP8
 
 HYBRID = "a2a+p2p"
 SWITCHES = (
@@ -20,6 +21,7 @@ SWITCHES = (
     "tp_comm_overlap",
     "cross_entropy_fusion",
     "cuda_graphs",
+    "fp8_param_gather",
     "grad_dtype",
     "overlap_grad_reduce",
     "overlap_param_gather",
@@ -36,6 +38,7 @@ def switch_rows(
     cp_a2a: int | None,
     many_shards: bool,
     model: ModelFacts,
+    precision: str,
 ) -> Iterator[tuple[int, ...]]:
     """Values of :data:`SWITCHES`, given which degrees are above 1.
 
@@ -47,20 +50,25 @@ def switch_rows(
     only = "p2p" if model.has_latent_attention else "a2a" if model.has_sinks else None
     fusion = (False, True) if can.cross_entropy_fusion else (False,)
     graphs = (False, True) if can.cuda_graphs else (False,)
+    can_keep_fp8 = can.fp8_param_gather and KEEPS_FP8[code("precision", precision)]
     for zero, (kind, dealt), fused, graph, dtype in itertools.product(
         asked.allowed("zero", zeros, zeros),
         _cp_kinds(can, asked, cp, cp_a2a, only),
         asked.allowed("cross_entropy_fusion", fusion[-1:], fusion),
-        asked.allowed("cuda_graphs", graphs[:1], graphs),
+        asked.allowed("cuda_graphs", graphs if model.experts else graphs[:1], graphs),
         asked.allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
     ):
         usual = sharding[-1:] if model.experts else sharding
         for sp in asked.allowed("sequence_parallel", usual, sharding):
             buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
-            for user_buffers in asked.allowed("tp_comm_overlap", buffers[-1:], buffers):
-                for overlaps in _overlap_rows(can, asked, many_shards, zero):
-                    row = (sp, zero, kind, dealt, user_buffers, fused, graph, dtype)
-                    yield (*row, *overlaps)
+            fp8 = (False, True) if zero and can_keep_fp8 else (False,)
+            for user_buffers, fp8_weights, overlaps in itertools.product(
+                asked.allowed("tp_comm_overlap", buffers[-1:], buffers),
+                asked.allowed("fp8_param_gather", fp8[-1:], fp8),
+                _overlap_rows(can, asked, many_shards, zero),
+            ):
+                switches = (user_buffers, fused, graph, fp8_weights)
+                yield (sp, zero, kind, dealt, *switches, dtype, *overlaps)
 
 
 def _cp_kinds(

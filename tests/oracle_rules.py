@@ -241,6 +241,9 @@ def _broken_switches(plan: Plan) -> set[str]:
         found.add("tp-overlap-needs-sequence-parallel")
     if plan.overlap_param_gather and not (plan.zero >= 1 and plan.overlap_grad_reduce):
         found.add("param-gather-overlap-needs-zero")
+    keeps_fp8 = plan.precision in ("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8")
+    if plan.fp8_param_gather and not (keeps_fp8 and plan.zero >= 1):
+        found.add("fp8-param-gather-needs-fp8-and-zero")
     if plan.zero >= 2 and plan.pp > 1:
         found.add("zero-2-needs-one-stage")
     if plan.precision == "fp32" and plan.grad_dtype != "fp32":
@@ -259,6 +262,7 @@ def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: P
         "cross_entropy_fusion",
         "cuda_graphs",
         "ep_comm_overlap",
+        "fp8_param_gather",
     )
     checks = {
         "precision-on-accelerator": plan.precision in cluster.accelerator.precisions,

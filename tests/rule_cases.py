@@ -229,6 +229,12 @@ CASES = {
         ["zero=1", "false"],
         {},
     ),
+    "fp8-param-gather-needs-fp8-and-zero": (
+        replace(PIPE, zero=1, fp8_param_gather=True),
+        replace(PIPE, zero=1, fp8_param_gather=True, precision="fp8-current"),
+        ["bf16", "zero=1"],
+        {},
+    ),
     "zero-2-needs-one-stage": (
         replace(PIPE, zero=2),
         replace(PIPE, zero=2, pp=1),

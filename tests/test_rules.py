@@ -210,6 +210,7 @@ def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:
         "etp": mostly(1, 1, 5),
         "moe_dispatcher": mostly(0, 0, 3),
         "ep_comm_overlap": mostly(0, 0, 2),
+        "fp8_param_gather": mostly(0, 0, 2),
     }
     return PlanBatch.from_columns(number, columns)
 

@@ -52,7 +52,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
     small = (1, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
     recompute = rng.choice(RECOMPUTES)
     first_last = rng.random() < 0.3
-    switch = [rng.random() < 0.5 for _ in range(7)]
+    switch = [rng.random() < 0.5 for _ in range(8)]
     return Plan(
         tp=rng.choice(small),
         cp=rng.choice(small),
@@ -82,6 +82,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         cuda_graphs=switch[5],
         moe_dispatcher=rng.choice(MOE_DISPATCHERS),
         ep_comm_overlap=switch[6],
+        fp8_param_gather=switch[7],
     )
 
 

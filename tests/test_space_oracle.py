@@ -109,6 +109,7 @@ def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, in
     """
     can = space.framework.capabilities
     shards = degree["dp"] * degree["cp"]
+    fp8 = space.precision.startswith(("fp8", "mxfp8"))
     spread = list(expert_choices(space, degree))
     tp, cp, domain = degree["tp"], degree["cp"], space.cluster.domain_size
     fits = [n for n in range(2, cp) if cp % n == 0 and tp * n <= domain and tp * cp > domain]
@@ -137,6 +138,7 @@ def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, in
                 "overlap_grad_reduce": reduces,
                 "overlap_param_gather": reduces and can.overlap_param_gather and zero > 0,
                 "cross_entropy_fusion": can.cross_entropy_fusion,
+                "fp8_param_gather": can.fp8_param_gather and fp8 and zero > 0,
             }
             yield from ({**switches, **experts} for experts in spread)
 
@@ -191,7 +193,8 @@ def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
         if pp not in by_pp:
             by_pp[pp] = list(stagings(space.model, space.framework, pp))
         for micro_batch_size in range(1, LARGEST_MICRO_BATCH + 1):
-            batch = {"global_batch_size": space.global_batch_size}
+            batch: dict[str, int | str] = {"global_batch_size": space.global_batch_size}
+            batch["precision"] = space.precision
             batch["micro_batch_size"] = micro_batch_size
             for chosen in choices(space, degree):
                 shared = {**degree, **batch, **chosen}
@@ -251,6 +254,21 @@ def test_space_equals_the_nested_loops(
     for name, plans in (("missing", missing), ("too many", extra)):
         assert not plans, f"{len(plans)} {name} of {len(expected)}: {min(plans, key=str)}"
     assert space.num_candidates == sum(len(block) for block in space.blocks())
+
+
+@pytest.mark.parametrize("precision", ["fp8-current", "fp8-delayed"])
+def test_fp8_space_keeps_weights_in_fp8_wherever_it_can(precision: str) -> None:
+    """The switch is on with a sharded optimizer, off without, and ``fixed`` turns it off."""
+    inputs = (load_model("llama3-8b"), load_cluster("hgx-h100", 8), load_framework("megatron-core"))
+    space = SearchSpace(*inputs, 64, precision)
+    expected = {Plan(**shared, **staging) for shared, all_ in halves(space) for staging in all_}
+    plans = list(_valid(space))
+    assert set(plans) == expected
+    assert len(plans) == len(expected)
+    assert {plan.fp8_param_gather for plan in plans if plan.zero} == {True}
+    assert {plan.fp8_param_gather for plan in plans if not plan.zero} == {False}
+    off = SearchSpace(*inputs, 64, precision, fixed={"fp8_param_gather": False})
+    assert {plan.fp8_param_gather for plan in _valid(off)} == {False}
 
 
 def test_space_of_llama3_70b_on_256_gpus_has_as_many_plans_as_the_nested_loops() -> None:

@@ -96,6 +96,7 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
         "overlap_param_gather": grads & (zero > 0) & pick(*BINARY),
         "cross_entropy_fusion": pick(*BINARY),
         "cuda_graphs": pick(*BINARY),
+        "fp8_param_gather": (zero > 0) & pick(*BINARY),
     }
     return PlanBatch.from_columns(n, columns)
 

@@ -202,6 +202,10 @@ def precision(plan: Plan) -> FlagGroup | None:
     flags = list(PRECISION_FLAGS[plan.precision])
     if plan.grad_dtype == "bf16" and "--bf16" in flags:
         flags += ["--grad-reduce-in-bf16"]
+    if plan.fp8_param_gather:
+        flags += ["--fp8-param-gather"]
+        # Row- and column-scaled weights are made from 16 bits gathered in the gradient buffer.
+        flags += ["--reuse-grad-buf-for-mxfp8-param-ag"] if plan.precision == "mxfp8" else []
     if plan.grad_dtype == "fp32" and "--fp16" in flags:
         flags += ["--accumulate-allreduce-grads-in-fp32"]
     if not flags:

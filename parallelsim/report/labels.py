@@ -69,6 +69,7 @@ _PARTS = (
     ("overlap_param_gather", "parameter overlap"),
     ("cross_entropy_fusion", "fused loss"),
     ("cuda_graphs", "CUDA graphs"),
+    ("fp8_param_gather", "fp8 weights"),
 )
 
 
