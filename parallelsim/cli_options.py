@@ -261,6 +261,7 @@ _PLAN_HELP: Mapping[str, str] = {
     + ", or some of them in this order.",
     "grad_dtype": "Format in which gradients are accumulated and reduced.",
     "cp_comm_type": "Context-parallel communication.",
+    "cp_a2a": "Ranks that deal out heads among them, with cp_comm_type a2a+p2p.",
     "tp_comm_overlap": "Overlap tensor-parallel collectives with GEMMs (user buffers).",
     "overlap_grad_reduce": "Reduce gradients while the backward pass runs.",
     "overlap_param_gather": "Gather parameters while the forward pass runs.",

@@ -88,10 +88,22 @@ def gemm_time(
 
     Neglects: tile and wave quantisation (no gain on whole steps), layouts other than the forward's.
     """
+    m, n, k, reads = gemm
+    return _product_time(accelerator, rates, precision, (m, n, k), m * k / reads + n * k)
+
+
+def _product_time(
+    accelerator: AcceleratorSpec,
+    rates: GemmRates,
+    precision: IntArray,
+    shape: tuple[FloatArray, FloatArray, FloatArray],
+    read: FloatArray,
+) -> FloatArray:
+    """:func:`gemm_time` of m, n, k with ``read`` elements of both inputs in memory."""
     fit = accelerator.gemm
-    m, n, k = gemm
+    m, n, k = shape
     flops = 2.0 * (m + fit.m0) * (n + fit.n0) * (k + rates.k0[precision])
-    moved = rates.bytes_in[precision] * (m * k + n * k) + rates.bytes_out[precision] * m * n
+    moved = rates.bytes_in[precision] * read + rates.bytes_out[precision] * m * n
     memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
     return np.maximum(flops / rates.flops[precision], moved / memory) + fit.launch_s
 
@@ -102,8 +114,10 @@ def gemm_backward_time(
     """Seconds of both backward GEMMs: input gradient (m, k, n) and weight gradient 1.06 (n, k,
     m).
     """
-    m, n, k = gemm
-    input_gradient = gemm_time(accelerator, rates, precision, Gemm(m, k, n))
+    m, n, k, reads = gemm
+    # The input gradient of a convolution is one too: k / reads values out of windows of n reads.
+    turned = Gemm(m, k / reads, n * reads, reads)
+    input_gradient = gemm_time(accelerator, rates, precision, turned)
     return input_gradient + weight_gradient_time(accelerator, rates, precision, gemm)
 
 
@@ -111,8 +125,9 @@ def weight_gradient_time(
     accelerator: AcceleratorSpec, rates: GemmRates, precision: IntArray, gemm: Gemm
 ) -> FloatArray:
     """Seconds of the weight gradient alone: what a split backward can put off."""
-    m, n, k = gemm
-    return WGRAD_RATIO * gemm_time(accelerator, rates, precision, Gemm(n, k, m))
+    m, n, k, reads = gemm
+    read = n * m + k * m / reads
+    return WGRAD_RATIO * _product_time(accelerator, rates, precision, (n, k, m), read)
 
 
 def grouped_gemm_time(

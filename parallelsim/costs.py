@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -34,9 +34,8 @@ from parallelsim.compute import (
     weight_gradient_time,
 )
 from parallelsim.exposure import (
-    A2A,
-    P2P,
     Exposed,
+    collective_exposed,
     context_parallel_exposed,
     expert_exchange,
     head_tensor_parallel_exposed,
@@ -57,8 +56,13 @@ from parallelsim.operators import (
     rank_vocab,
 )
 from parallelsim.plan import PlanBatch, code
-from parallelsim.savedtensors import embedding_bytes, gathered_bytes, loss_bytes
-from parallelsim.sublayers import Repeat, Work, work
+from parallelsim.savedtensors import (
+    checkpoint_bytes,
+    embedding_bytes,
+    gathered_bytes,
+    loss_bytes,
+)
+from parallelsim.sublayers import Repeat, Work, mean_input, work
 
 GRADIENT_ACCUMULATION_BYTES = (10.0, 6.0)
 """Moved for each parameter and micro-batch where weight gradients are added outside the GEMM, with
@@ -80,6 +84,7 @@ class LayerCosts:
     memory_bound_s: FloatArray
     host_s: FloatArray
     tp_exposed_s: FloatArray
+    """With the collectives that custom operators name."""
     cp_exposed_s: FloatArray
     ep_exposed_s: FloatArray
     """Dispatch and combine of experts' tokens."""
@@ -90,6 +95,8 @@ class LayerCosts:
     weight_s: FloatArray
     """Of the backward, the weight gradients' GEMMs: what split-backward schedules put off."""
     saved_bytes: FloatArray
+    largest_saved_bytes: FloatArray
+    """Of the kind of layer that saves most."""
     parameters: FloatArray
     """Without routed experts."""
     expert_parameters: FloatArray
@@ -148,12 +155,14 @@ def layer_costs(
         (count / total, _one_layer(model, layer, network, framework, rates, keys))
         for layer, count in kinds
     ]
-    return LayerCosts(
+    mean = LayerCosts(
         **{
             f.name: _sum(share * getattr(c, f.name) for share, c in parts)
             for f in fields(LayerCosts)
         }
     )
+    largest = functools.reduce(np.maximum, (c.saved_bytes for _, c in parts))
+    return replace(mean, largest_saved_bytes=largest)
 
 
 def _leading_costs(
@@ -216,7 +225,7 @@ def _one_layer(
     backward, host_f, host_b = zeros, zeros, zeros
     for part in layer.sublayers:
         asked = work(model, layer, part, framework, network.cluster.accelerator, keys)
-        one, one_b = _sublayer_costs(model, asked, network, framework, rates, keys)
+        one, one_b = _sublayer_costs(model, layer, asked, network, framework, rates, keys)
         total = {name: value + one[name] for name, value in total.items()}
         backward = backward + one_b
         launch_f, launch_b = _launches(framework, asked, keys)
@@ -230,6 +239,7 @@ def _one_layer(
 
 def _sublayer_costs(
     model: ModelSpec,
+    layer: Layer,
     asked: Work,
     network: Network,
     framework: FrameworkSpec,
@@ -241,8 +251,10 @@ def _sublayer_costs(
     gemm_f, gemm_b, gemm_w = _products(asked, network.cluster.accelerator, framework, rates, keys)
     memory_f, memory_b = _memory_bound(asked, network, framework, keys)
     attention_f, attention_b = zeros, zeros
-    tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
+    tensor = keys.element_bytes * keys.tokens(model, layer) * model.hidden_size
     tp = tensor_parallel_exposed(tensor, asked.tp_regions, framework.overlap, network, keys)
+    for collective in asked.collectives:
+        tp = tp.plus(collective_exposed(collective, framework.overlap, network, keys))
     cp = Exposed(zeros, zeros)
     if asked.core is not None:
         attention_f, attention_b = _attention(asked.core, model, network, framework, keys)
@@ -273,6 +285,7 @@ def _sublayer_costs(
         "forward_s": gemm_f + attention_f + memory_f + tp.forward_s + cp.forward_s + ep,
         "weight_s": gemm_w,
         "saved_bytes": asked.saved_bytes - spared,
+        "largest_saved_bytes": asked.saved_bytes - spared,
         "parameters": asked.parameters,
         "expert_parameters": asked.expert_parameters + zeros,
     }
@@ -346,10 +359,8 @@ def _attention(
     framework: FrameworkSpec,
     keys: OperatorKeys,
 ) -> tuple[FloatArray, FloatArray]:
-    core = core._replace(
-        local_seq_length=np.where(keys.cp_comm_type == A2A, core.seq_length, core.local_seq_length)
-    )
-    steps = np.where(keys.cp_comm_type == P2P, keys.cp, 1).astype(np.float64)
+    core = core._replace(local_seq_length=core.local_seq_length * keys.dealt)
+    steps = keys.ring
     dropout = model.attention_dropout > 0
     return attention_time(
         network.cluster.accelerator, framework, core, steps, dropout=dropout
@@ -435,7 +446,7 @@ def edge_costs(
     loss = memory_bound_time(accelerator, framework, passes * 4.0 * tokens * vocab)
     exposed = head_tensor_parallel_exposed(model, framework.overlap, network, keys)
     group = network.group(keys.tp, np.ones(len(keys.tp)))
-    tensor = keys.element_bytes * tokens * h
+    tensor = keys.element_bytes * tokens * h * (model.embedded_seq_length / model.seq_length)
     embedding_forward = memory_bound_time(accelerator, framework, 2.0 * tensor)
     embedding_forward = embedding_forward + network.reduce_scatter(tensor, group)
     output_parameters, head_parameters = rank_head_parameters(model, keys)
@@ -450,11 +461,55 @@ def edge_costs(
         embedding_parameters=rank_embedding_parameters(model, keys),
         output_parameters=output_parameters,
         head_parameters=head_parameters,
-        checkpoint_bytes=tensor / keys.sequence_shards,
+        checkpoint_bytes=checkpoint_bytes(
+            model, keys, mean_input(model, framework, accelerator, keys)
+        ),
         embedding_bytes=embedding_bytes(model, keys),
         gathered_bytes=gathered_bytes(model, keys),
         loss_bytes=heads * loss_bytes(model, framework, keys),
     )
+
+
+def _with_custom_edges(
+    edge: EdgeCosts,
+    model: ModelSpec,
+    network: Network,
+    framework: FrameworkSpec,
+    keys: OperatorKeys,
+) -> EdgeCosts:
+    """The input and output operators beside the vocabulary's table and logits, or in their place.
+
+    What output operators save lives while the loss is computed, as logits do.
+    """
+    before, after = (
+        layer_costs([(Layer(custom=part, num_norms=0), 1)], model, network, framework, keys)
+        if part
+        else None
+        for part in (model.input_operators, model.output_operators)
+    )
+    zeros = np.zeros(len(keys.tp))
+    if not model.vocab_size:
+        names = ["embedding_s", "embedding_forward_s", "head_s", "head_forward_s"]
+        names += ["head_weight_s", "embedding_bytes", "loss_bytes"]
+        edge = replace(edge, **dict.fromkeys(names, zeros))
+    if before:
+        edge = replace(
+            edge,
+            embedding_s=edge.embedding_s + before.total_s,
+            embedding_forward_s=edge.embedding_forward_s + before.forward_s,
+            embedding_parameters=edge.embedding_parameters + before.parameters,
+            embedding_bytes=edge.embedding_bytes + before.saved_bytes,
+        )
+    if after:
+        edge = replace(
+            edge,
+            head_s=edge.head_s + after.total_s,
+            head_forward_s=edge.head_forward_s + after.forward_s,
+            head_weight_s=edge.head_weight_s + after.weight_s,
+            head_parameters=edge.head_parameters + after.parameters,
+            loss_bytes=edge.loss_bytes + after.saved_bytes,
+        )
+    return edge
 
 
 def _sum(terms: Iterable[FloatArray]) -> FloatArray:
@@ -487,7 +542,7 @@ class CostTable:
         keys = OperatorKeys(*digits)
         inputs = (model, self.network, framework, keys)
         self.layer = layer_costs(model.main_kinds, *inputs)
-        self.edge = edge_costs(*inputs)
+        self.edge = _with_custom_edges(edge_costs(*inputs), *inputs)
         self.layer_total_s = self.layer.total_s
         self.first = _leading_costs(self.layer, *inputs) if model.leading_kinds else None
         """What the leading layers cost beyond as many others; on the first stage."""
@@ -522,6 +577,7 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.sequence_parallel,
         plans.precision,
         plans.cp_comm_type,
+        plans.cp_a2a,
         plans.tp_comm_overlap,
         plans.cross_entropy_fusion,
         plans.cuda_graphs,

@@ -18,6 +18,7 @@ SUBLAYERS = (
     "state-space",
     "mlp",
     "experts",
+    "custom",
 )
 """Kinds of sub-layers that software may run or not."""
 

@@ -100,6 +100,8 @@ class Activations(NamedTuple):
 
     saved_bytes: FloatArray
     """Of one layer."""
+    largest_bytes: FloatArray
+    """Of the layer that saves most: what is rebuilt and differentiated at once."""
     checkpoint_bytes: FloatArray
     """Of one recomputed layer."""
     embedding_bytes: FloatArray
@@ -210,6 +212,7 @@ def activations(table: CostTable, rows: IntArray) -> Activations:
     )
     return Activations(
         table.layer.saved_bytes[rows],
+        table.layer.largest_saved_bytes[rows],
         table.edge.checkpoint_bytes[rows],
         table.edge.embedding_bytes[rows],
         table.edge.loss_bytes[rows],
@@ -311,7 +314,7 @@ def stage_memory(
         at_ends = saved.first_bytes * stage.is_first + saved.last_bytes * stage.is_last
         kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
     kept = in_flight * kept
-    transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.saved_bytes
+    transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.largest_bytes
     loss = saved.loss_bytes * stage.is_last
     loss_peaks = loss > transient
     working = np.where(loss_peaks, 0.0, transient) + saved.gathered_bytes

@@ -68,7 +68,9 @@ PRECISIONS = (
     "nvfp4",
 )
 GRAD_DTYPES = ("fp32", "bf16")
-CP_COMM_TYPES = ("p2p", "all-gather", "a2a")
+CP_COMM_TYPES = ("p2p", "all-gather", "a2a", "a2a+p2p")
+"""Ring of keys and values, gathered keys and values, heads dealt out (Ulysses), and the hybrid:
+heads dealt out inside groups of cp_a2a ranks, a ring over the groups (arXiv:2405.07719)."""
 MOE_DISPATCHERS = ("all-to-all", "all-gather", "deepep")
 """How tokens reach their experts: NCCL all-to-all; every rank gathers all tokens; kernels that send
 a token to each node once (DeepEP, HybridEP)."""
@@ -128,6 +130,8 @@ class Plan:
     grad_dtype: str = "fp32"
     """Format in which gradients are accumulated and reduced."""
     cp_comm_type: str = "p2p"
+    cp_a2a: int = 1
+    """With ``a2a+p2p``: neighbouring context-parallel ranks that deal out heads among them."""
     tp_comm_overlap: bool = False
     """User-buffer overlap of tensor-parallel collectives with the GEMMs."""
     overlap_grad_reduce: bool = False
@@ -276,6 +280,7 @@ class PlanBatch:
     precision: IntArray
     grad_dtype: IntArray
     cp_comm_type: IntArray
+    cp_a2a: IntArray
     tp_comm_overlap: IntArray
     overlap_grad_reduce: IntArray
     overlap_param_gather: IntArray

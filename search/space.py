@@ -9,6 +9,7 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 
 * tp beyond the innermost tier (its collectives would leave NVLink);
 * cp that does not divide the sequence into two pieces a rank;
+* hybrid context parallelism where tp * cp stays inside the innermost tier, and its other splits;
 * the off positions of overlap switches, of the fused cross-entropy and of weights kept in fp8
   alone: on is never slower nor larger;
 * selective recompute with flash attention: it saves only what flash attention does not store;
@@ -20,6 +21,7 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,11 +29,16 @@ from typing import Any
 
 import numpy as np
 from parallelsim.search.asked import Asked, Value
-from parallelsim.search.degrees import degree_choices, degree_values, micro_batch_sizes
+from parallelsim.search.degrees import (
+    degree_choices,
+    degree_values,
+    largest_micro_batch,
+    micro_batch_sizes,
+)
 from parallelsim.search.experts import EXPERT_FIELDS, ExpertChoices
 from parallelsim.search.schedules import check_schedules, with_all_schedules
 from parallelsim.search.stagings import STAGED, Stagings
-from parallelsim.search.switches import SWITCHES, switch_rows
+from parallelsim.search.switches import SWITCHES, hybrid_split, switch_rows
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError
@@ -138,7 +145,7 @@ class SearchSpace:
         width = len(self._dealt)
         for pp in self.pipeline_degrees:
             for tp, cp, dp in self._degree_choices(pp):
-                batches = micro_batch_sizes(self.global_batch_size, dp, self._asked)
+                batches = self._micro_batch_sizes(dp)
                 sizes.setdefault((tp, cp), set()).update(batches)
                 ways = self._expert_table(pp, tp, tp * cp * dp).tolist()
                 dealt.setdefault((tp, cp), set()).update(map(tuple, ways))
@@ -146,7 +153,7 @@ class SearchSpace:
             self._rows(
                 *(tp, cp, 1),
                 sorted(known),
-                self._shape_switches(tp > 1, cp > 1),
+                self._shape_switches(tp, cp),
                 np.array(sorted(dealt[tp, cp]), np.int64).reshape(len(dealt[tp, cp]), width),
             )
             for (tp, cp), known in sizes.items()
@@ -212,6 +219,10 @@ class SearchSpace:
         """Fields that do not depend on how layers are cut into stages."""
         return (*_DEGREES, *SWITCHES, *self._dealt)
 
+    def _micro_batch_sizes(self, dp: int) -> list[int]:
+        largest = largest_micro_batch(self.model.seq_length)
+        return micro_batch_sizes(self.global_batch_size, dp, largest, self._asked)
+
     def _degree_choices(self, pp: int) -> Iterator[tuple[int, int, int]]:
         return degree_choices(self._degrees, self.cluster.num_gpus, pp)
 
@@ -221,8 +232,8 @@ class SearchSpace:
             tables = [
                 self._rows(
                     *(tp, cp, dp),
-                    micro_batch_sizes(self.global_batch_size, dp, self._asked),
-                    self._switch_table(tp > 1, cp > 1, dp * cp > 1),
+                    self._micro_batch_sizes(dp),
+                    self._switch_table(tp, cp, dp * cp > 1),
                     self._expert_table(pp, tp, tp * cp * dp),
                 )
                 for tp, cp, dp in self._degree_choices(pp)
@@ -240,15 +251,18 @@ class SearchSpace:
         rows = _crossed(degrees, switches)
         return _crossed(rows, dealt) if dealt.shape[1] else rows
 
-    def _switch_table(self, many_tp: bool, many_cp: bool, many_shards: bool) -> IntArray:
-        """Canonical combinations of the switches, given which degrees are above 1."""
-        key = (many_tp, many_cp, many_shards)
+    def _switch_table(self, tp: int, cp: int, many_shards: bool) -> IntArray:
+        """Canonical combinations of the switches for these degrees."""
+        heads = math.gcd(self._facts.heads, *self._facts.groups)
+        split = hybrid_split(tp, cp, self.cluster.domain_size, heads)
+        key = (tp > 1, cp, split, many_shards)
         if key not in self._switch_tables:
             rows = switch_rows(
                 self.framework.capabilities,
                 self._asked,
-                many_tp=many_tp,
-                many_cp=many_cp,
+                many_tp=tp > 1,
+                cp=cp,
+                cp_a2a=split,
                 many_shards=many_shards,
                 model=self._facts,
                 precision=self.precision,
@@ -257,9 +271,9 @@ class SearchSpace:
             self._switch_tables[key] = table
         return self._switch_tables[key]
 
-    def _shape_switches(self, many_tp: bool, many_cp: bool) -> IntArray:
+    def _shape_switches(self, tp: int, cp: int) -> IntArray:
         """The switches without those that no shape depends on."""
-        table = self._switch_table(many_tp, many_cp, True).copy()
+        table = self._switch_table(tp, cp, True).copy()
         table[:, [SWITCHES.index(name) for name in _WITHOUT_SHAPE]] = 0
         return np.unique(table, axis=0)
 
@@ -311,7 +325,7 @@ class SearchSpace:
         return {}
 
     @cached_property
-    def _switch_tables(self) -> dict[tuple[bool, bool, bool], IntArray]:
+    def _switch_tables(self) -> dict[tuple[bool, int, int | None, bool], IntArray]:
         return {}
 
     @cached_property

@@ -12,10 +12,12 @@ from parallelsim.plan import code
 from parallelsim.rule_context import ModelFacts
 from parallelsim.rule_software import KEEPS_FP8
 
+HYBRID = "a2a+p2p"
 SWITCHES = (
     "sequence_parallel",
     "zero",
     "cp_comm_type",
+    "cp_a2a",
     "tp_comm_overlap",
     "cross_entropy_fusion",
     "cuda_graphs",
@@ -32,7 +34,8 @@ def switch_rows(
     asked: Asked,
     *,
     many_tp: bool,
-    many_cp: bool,
+    cp: int,
+    cp_a2a: int | None,
     many_shards: bool,
     model: ModelFacts,
     precision: str,
@@ -40,19 +43,17 @@ def switch_rows(
     """Values of :data:`SWITCHES`, given which degrees are above 1.
 
     A mixture of experts needs sequence parallelism wherever tp > 1; latent attention and sinks
-    have one kind of context parallelism.
+    have one kind of context parallelism. ``cp_a2a``: of the hybrid kind, None where it is left out.
     """
     sharding = (False, True) if many_tp and can.sequence_parallel else (False,)
     zeros = [z for z in can.zero_stages if z == 0 or many_shards]
-    kinds = can.cp_comm_types if many_cp else ("p2p",)
     only = "p2p" if model.has_latent_attention else "a2a" if model.has_sinks else None
-    usual_kinds = [kind for kind in kinds if only in (None, kind) or not many_cp]
     fusion = (False, True) if can.cross_entropy_fusion else (False,)
     graphs = (False, True) if can.cuda_graphs else (False,)
     can_keep_fp8 = can.fp8_param_gather and KEEPS_FP8[code("precision", precision)]
-    for zero, kind, fused, graph, dtype in itertools.product(
+    for zero, (kind, dealt), fused, graph, dtype in itertools.product(
         asked.allowed("zero", zeros, zeros),
-        asked.allowed("cp_comm_type", usual_kinds, kinds),
+        _cp_kinds(can, asked, cp, cp_a2a, only),
         asked.allowed("cross_entropy_fusion", fusion[-1:], fusion),
         asked.allowed("cuda_graphs", graphs if model.experts else graphs[:1], graphs),
         asked.allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
@@ -67,7 +68,37 @@ def switch_rows(
                 _overlap_rows(can, asked, many_shards, zero),
             ):
                 switches = (user_buffers, fused, graph, fp8_weights)
-                yield (sp, zero, kind, *switches, dtype, *overlaps)
+                yield (sp, zero, kind, dealt, *switches, dtype, *overlaps)
+
+
+def _cp_kinds(
+    can: Capabilities, asked: Asked, cp: int, cp_a2a: int | None, only: str | None
+) -> list[tuple[int, int]]:
+    """(cp_comm_type, cp_a2a): of the hybrid, the given split alone, or every one where the caller
+    asks for the kind or for a split.
+    """
+    if cp == 1:
+        ones = asked.allowed("cp_comm_type", ("p2p",), ("p2p",))
+        return [(kind, dealt) for kind in ones for dealt in asked.allowed("cp_a2a", (1,), (1,))]
+    usual = [k for k in can.cp_comm_types if only in (None, k)]
+    is_asked = "cp_a2a" in asked.values or HYBRID in asked.values.get("cp_comm_type", ())
+    splits = [n for n in range(2, cp) if cp % n == 0] if is_asked else [cp_a2a] if cp_a2a else []
+    hybrid = code("cp_comm_type", HYBRID)
+    return [
+        (kind, dealt)
+        for kind in asked.allowed("cp_comm_type", usual, can.cp_comm_types)
+        for dealt in asked.allowed("cp_a2a", *((splits,) * 2 if kind == hybrid else ((1,),) * 2))
+    ]
+
+
+def hybrid_split(tp: int, cp: int, domain_size: int, heads: int) -> int | None:
+    """The cp_a2a to search: the largest that keeps heads whole and the exchange inside the
+    innermost tier; None where the whole group fits into that tier, or there is none.
+    """
+    if tp * cp <= domain_size or not heads:
+        return None
+    fits = [n for n in range(2, domain_size // tp + 1) if cp % n == 0 and heads % (tp * n) == 0]
+    return max((n for n in fits if n < cp), default=None)
 
 
 def _overlap_rows(

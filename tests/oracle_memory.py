@@ -12,7 +12,8 @@ One rank of stage i holds S_i + max((1 + phi) D_i, T_i) + C0 bytes, where
     E_i   the embedding's output on the first stage
     X_i   logits and cross-entropy on the last stage
     R_i   one layer that full recomputation rebuilds;  B_i  the backward working set of one layer
-    G     the gathered input of sequence parallelism;  T_i  the optimizer step's transient
+    G     the gathered input of sequence parallelism, keys and values of all-gather context
+          parallelism;  T_i  the optimizer step's transient
 """
 
 from __future__ import annotations
@@ -225,6 +226,10 @@ def _stage_memory(
         x = facts.logits_bytes_fused if plan.cross_entropy_fusion else facts.logits_bytes
         loss = x * n * vocab / (1 if facts.logits_gathered else t)
     gathered = 4 * h * n if plan.sequence_parallel and t > 1 else 0.0
+    if plan.cp > 1 and plan.cp_comm_type == "all-gather":
+        # keys, values and their gradients of the whole sequence, 16 bits each
+        columns = max(layer.attention.kv_width for layer, _ in model.layer_kinds)
+        gathered += 8 * columns / t * plan.micro_batch_size * model.seq_length
 
     dynamic = activations + max(loss, rebuilt + working) + gathered
     step = facts.optimizer_step_bytes_per_param * num_parameters if plan.zero >= 1 else 0.0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from parallelsim.cluster import ClusterSpec
+from parallelsim.custom_layers import Custom
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import MLP, Attention, LatentAttention, MixtureOfExperts, StateSpace
 from parallelsim.model import ModelSpec
@@ -65,14 +68,28 @@ def _broken_shape(
                 found |= {"heads-divide-by-tp"} if part.num_heads % tp else set()
                 if cp > 1 and plan.cp_comm_type != "p2p":
                     found.add("latent-attention-needs-p2p")
+                hybrid = cp > 1 and plan.cp_comm_type == "a2a+p2p"
+                if hybrid and part.num_heads % (tp * plan.cp_a2a):
+                    found.add("hybrid-cp-heads")
                 if cp > 1 and plan.cp_comm_type == "a2a" and part.num_heads % (tp * cp):
                     found.add("a2a-heads-divide-by-cp")
             elif isinstance(part, StateSpace):
                 found |= _broken_scan(part, plan)
+            elif isinstance(part, Custom):
+                texts = " ".join(size.text for each in part.operators for _, size in each.sizes)
+                if tp > 1 and not re.search(r"\b(tp|sp)\b", texts):
+                    found.add("custom-layers-split-over-tp")
             else:
                 is_mlp = isinstance(part, MLP)
                 width = part.ffn_hidden_size if is_mlp else part.shared_ffn_hidden_size
                 found |= {"ffn-divides-by-tp"} if width % tp else set()
+    inputs = {layer.custom and layer.custom.input_values for layer, _ in model.layer_kinds}
+    if plan.pp > 1 and len(inputs) > 1:
+        found.add("stages-exchange-one-shape")
+    hybrid = cp > 1 and plan.cp_comm_type == "a2a+p2p"
+    splits = [n for n in range(2, cp) if cp % n == 0] if hybrid else [1]
+    if plan.cp_a2a not in splits:
+        found.add("hybrid-cp-sizes")
     if plan.pp > 1 and len(lengths) > 1:
         found.add("cross-attention-needs-one-stage")
     if cp > 1 and any(length % (2 * cp) for length in lengths):
@@ -101,6 +118,11 @@ def _broken_attention(
         found.add("a2a-heads-divide-by-cp")
     if cp > 1 and kind == "p2p" and attention.window and attention.window < seq_length:
         found.add("window-needs-a2a-or-all-gather")
+    if cp > 1 and kind == "a2a+p2p":
+        if heads % (tp * plan.cp_a2a) or groups % (tp * plan.cp_a2a):
+            found.add("hybrid-cp-heads")
+        if attention.window and attention.window < seq_length:
+            found.add("hybrid-cp-without-window")
     if cp > 1 and kind != "a2a" and attention.sinks:
         found.add("sinks-need-a2a")
     return found
@@ -155,8 +177,8 @@ def _broken_experts(model: ModelSpec, framework: FrameworkSpec, plan: Plan) -> s
 def _kinds(model: ModelSpec) -> set[str]:
     """Kinds of sub-layers that the model is made of."""
     names = {Attention: "attention", LatentAttention: "latent-attention", MLP: "mlp"}
-    names |= {StateSpace: "state-space", MixtureOfExperts: "experts"}
-    found = set()
+    names |= {StateSpace: "state-space", MixtureOfExperts: "experts", Custom: "custom"}
+    found = {"custom"} if model.input_operators or model.output_operators else set()
     for layer, _ in model.layer_kinds:
         own = [part for part in layer.sublayers if part is not layer.cross_attention]
         found |= {names[type(part)] for part in own}

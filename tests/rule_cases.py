@@ -9,6 +9,7 @@ from parallelsim.plan import Plan
 
 LLAMA = load_model("llama3-70b").with_seq_length(8192)  # 80 layers, 64 heads, 8 groups, ffn 28672
 MISTRAL = load_model("mistral-7b-v0.1").with_seq_length(8192)  # window 4096
+RESNET = load_model("resnet-50")  # 16 blocks of custom operators
 CLUSTER = load_cluster("hgx-h100", 256)
 MEGATRON = load_framework("megatron-core")
 PIPE = Plan(tp=8, pp=4, dp=8, global_batch_size=256, schedule="1f1b")
@@ -124,6 +125,36 @@ CASES = {
         replace(PIPE, micro_batch_size=4),
         ["256", "3", "dp=8", "24"],
         {},
+    ),
+    "hybrid-cp-sizes": (
+        replace(PIPE, tp=2, cp=8, cp_comm_type="a2a+p2p", cp_a2a=8),
+        replace(PIPE, tp=2, cp=8, cp_comm_type="a2a+p2p", cp_a2a=4),
+        ["cp_a2a=8", "cp=8"],
+        {},
+    ),
+    "hybrid-cp-heads": (
+        replace(PIPE, tp=4, cp=8, cp_comm_type="a2a+p2p", cp_a2a=4),
+        replace(PIPE, tp=4, cp=8, cp_comm_type="a2a+p2p", cp_a2a=2),
+        ["tp=4", "cp_a2a=4", "64", "8 key/value"],
+        {},
+    ),
+    "hybrid-cp-without-window": (
+        replace(PIPE, tp=2, cp=4, cp_comm_type="a2a+p2p", cp_a2a=2),
+        replace(PIPE, tp=2, cp=4, cp_comm_type="a2a"),
+        ["cp=4", "4096", "8192"],
+        {"model": MISTRAL},
+    ),
+    "custom-layers-split-over-tp": (
+        replace(PIPE, tp=2, pp=1, schedule="none"),
+        replace(PIPE, tp=1, pp=1, schedule="none"),
+        ["tp=2"],
+        {"model": RESNET},
+    ),
+    "stages-exchange-one-shape": (
+        replace(PIPE, tp=1, pp=2),
+        replace(PIPE, tp=1, pp=1),
+        ["pp=2"],
+        {"model": RESNET},
     ),
     "schedule-matches-stages": (
         replace(PIPE, schedule="none"),

@@ -36,6 +36,8 @@ SETTINGS = (
     ("hybrid-like", "megatron-core", "hgx-h100", 16),
     ("mamba-like", "megatron-core", "hgx-h100", 16),
     ("cross-like", "megatron-core", "hgx-h100", 8),
+    ("resnet-50", "torchtitan", "hgx-h100", 16),
+    ("dit-xl-2", "megatron-core", "hgx-h100", 16),
 )
 UNDIVIDED = {"layers-divide-by-stages", "first-last-fits"}
 
@@ -72,6 +74,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         precision=rng.choice(PRECISIONS),
         grad_dtype=rng.choice(GRAD_DTYPES),
         cp_comm_type=rng.choice(CP_COMM_TYPES),
+        cp_a2a=rng.choice((1, 1, 2, 3, 4, 8)),
         tp_comm_overlap=switch[1],
         overlap_grad_reduce=switch[2],
         overlap_param_gather=switch[3],

@@ -18,6 +18,7 @@ from parallelsim.search.space import SearchSpace
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import Attention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan, PlanBatch
 from parallelsim.rules import RULES, broken_rules, reasons
@@ -110,9 +111,19 @@ def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, in
     shards = degree["dp"] * degree["cp"]
     fp8 = space.precision.startswith(("fp8", "mxfp8"))
     spread = list(expert_choices(space, degree))
+    tp, cp, domain = degree["tp"], degree["cp"], space.cluster.domain_size
+    fits = [n for n in range(2, cp) if cp % n == 0 and tp * n <= domain and tp * cp > domain]
+    heads = [
+        number
+        for layer, _ in space.model.layer_kinds
+        if isinstance(layer.attention, Attention)
+        for number in (layer.attention.num_heads, layer.attention.num_query_groups)
+    ]
+    dealt = [n for n in fits if heads and all(number % (tp * n) == 0 for number in heads)]
     for sequence_parallel, zero, kind in product((False, True), (0, 1, 2, 3), CP_COMM_TYPES):
         without_effect = (
-            (sequence_parallel and degree["tp"] == 1)
+            (kind == "a2a+p2p" and not dealt)
+            or (sequence_parallel and degree["tp"] == 1)
             or (zero and shards == 1)
             or (degree["cp"] == 1 and kind != "p2p")
         )
@@ -122,6 +133,7 @@ def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, in
                 "sequence_parallel": sequence_parallel,
                 "zero": zero,
                 "cp_comm_type": kind,
+                "cp_a2a": max(dealt) if kind == "a2a+p2p" else 1,
                 "tp_comm_overlap": can.tp_comm_overlap and sequence_parallel,
                 "overlap_grad_reduce": reduces,
                 "overlap_param_gather": reduces and can.overlap_param_gather and zero > 0,

@@ -70,6 +70,7 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
     last = np.where(is_first_last, np.maximum(per_stage - pick(0, 1, 2, 4), 1), 0)
     recompute = pick(0, 1, 2, 2)
     sequence_parallel = (tp > 1) & pick(0, 1, 1)
+    kind = np.where(cp > 2, rng.integers(0, 4, n), rng.integers(0, 3, n))
     columns = {
         "tp": tp,
         "cp": cp,
@@ -88,7 +89,8 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
         "recompute_num_layers": np.where(recompute == 2, pick(0, 1, 2), 0),
         "precision": rng.integers(0, len(CHOICES["precision"]), n),
         "grad_dtype": pick(*BINARY),
-        "cp_comm_type": rng.integers(0, 3, n),
+        "cp_comm_type": kind,
+        "cp_a2a": np.where((kind == 3) & (cp > 2), 2, 1),
         "tp_comm_overlap": sequence_parallel & pick(*BINARY),
         "overlap_grad_reduce": grads,
         "overlap_param_gather": grads & (zero > 0) & pick(*BINARY),

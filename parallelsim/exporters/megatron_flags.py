@@ -13,7 +13,7 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import LatentAttention
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan
+from parallelsim.plan import CP_COMM_TYPES, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ DISPATCHER_FLAGS = {
     "all-gather": ("--moe-token-dispatcher-type allgather",),
     "deepep": ("--moe-token-dispatcher-type flex",),
 }
-CP_COMM_FLAGS = {"p2p": "p2p", "all-gather": "all_gather", "a2a": "a2a"}
+CP_COMM_FLAGS = {name: name.replace("-", "_") for name in CP_COMM_TYPES}
 
 
 def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Iterator[str]:
@@ -149,6 +149,9 @@ def parallelism(plan: Plan) -> FlagGroup:
         flags += ["--sequence-parallel"]
     if plan.cp > 1:
         flags += [f"--cp-comm-type {CP_COMM_FLAGS[plan.cp_comm_type]}"]
+    if plan.cp_a2a > 1:
+        sizes = f"{plan.cp_a2a} {plan.cp // plan.cp_a2a}"
+        flags += [f"--hierarchical-context-parallel-sizes {sizes}"]
     if plan.vpp > 1:
         flags += [f"--num-virtual-stages-per-pipeline-rank {plan.vpp}"]
     if plan.layout == "first-last":

@@ -32,6 +32,9 @@ BIAS_FLAGS = {
 
 def model_refusals(model: ModelSpec) -> Iterator[str]:
     """What of the architecture ``pretrain_gpt.py`` cannot build."""
+    if model.input_operators or model.output_operators or not model.vocab_size:
+        yield "pretrain_gpt.py trains language models, between a vocabulary table and its logits"
+        return
     if not all(_is_causal(layer) for layer, _ in model.layer_kinds):
         yield "pretrain_gpt.py trains causal attention only, the model's is bidirectional"
     if model.head_transform or model.pooler or model.num_token_types:
@@ -61,6 +64,8 @@ def _is_causal(layer: Layer) -> bool:
 
 def _kind_refusals(layers: list[Layer]) -> Iterator[str]:
     """Kinds of sub-layers that are not built at all."""
+    if any(layer.custom for layer in layers):
+        yield "pretrain_gpt.py builds no layers of custom operators"
     if any(layer.state_space for layer in layers):
         yield "pretrain_gpt.py builds no state-space layers"
     if any(layer.cross_attention or layer.seq_length for layer in layers):

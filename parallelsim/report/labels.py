@@ -91,7 +91,8 @@ def switches(plan: Plan) -> str:
     if plan.layout == "first-last":
         parts[1] += f" ({plan.first_stage_layers}/{plan.last_stage_layers})"
     parts += [f"recompute {plan.recompute_label}", f"gradients {plan.grad_dtype}"]
-    parts += [f"cp by {plan.cp_comm_type}"] if plan.cp > 1 else []
+    groups = f" (a2a over {plan.cp_a2a})" if plan.cp_a2a > 1 else ""
+    parts += [f"cp by {plan.cp_comm_type}{groups}"] if plan.cp > 1 else []
     if plan.ep * plan.etp > 1:
         parts += [f"experts by {plan.moe_dispatcher}"]
         parts += ["EP overlap on"] if plan.ep_comm_overlap else []

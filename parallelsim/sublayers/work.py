@@ -57,6 +57,18 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Collective:
+    """A collective that a custom operator names; its counterpart runs backward."""
+
+    kind: str
+    """all-reduce, all-gather or reduce-scatter."""
+    num_bytes: FloatArray
+    """Of the whole tensor."""
+    group: str
+    """tp, or dp: the ranks outside tp and cp."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
     """What one sub-layer asks of one rank for one micro-batch; float64 arrays of shape [K]."""
 
@@ -89,6 +101,8 @@ class Work:
     fixed_shapes: bool = True
     """Known before the step: not where each expert takes as many tokens as are sent to it."""
     repeats: tuple[Repeat, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    """Beside those of the tensor-parallel regions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +155,7 @@ def residual_stream(place: Place) -> Work:
     RMSNorm, and a dropout mask (arXiv:2205.05198 section 4.1, docs/equations.md T4 and M).
     """
     model, layer, memory = place.model, place.layer, place.framework.memory
-    norms = layer.num_norms / len(layer.sublayers)
+    norms = layer.num_norms / layer.num_streams
     hidden = place.tokens * model.hidden_size / place.keys.sequence_shards
     moved = 4.0 * norms + place.dropout
     eager = model.norm == "rmsnorm"
