@@ -139,7 +139,7 @@ def test_what_the_search_leaves_out_does_not_win(model: ModelSpec, num_gpus: int
     every = {"etp": (1, 2, 4, 8), "moe_dispatcher": MOE_DISPATCHERS}
     spaces = SearchSpace(*inputs), SearchSpace(*inputs, limits=every)
     usual, whole = (grid_search(space, top_k=1) for space in spaces)
-    assert whole.num_candidates > 1.5 * usual.num_candidates
+    assert whole.num_candidates > usual.num_candidates
     assert usual.plans.step_time_s[0] == whole.plans.step_time_s[0]
 
 
