@@ -45,6 +45,8 @@ class AttentionFile(StrictModel):
     window: int | None = OPTIONAL
     chunked: bool = OPTIONAL
     sinks: bool = OPTIONAL
+    rope: bool = OPTIONAL
+    qk_l2_norm: bool = OPTIONAL
 
 
 class CrossAttentionFile(StrictModel):
@@ -111,6 +113,9 @@ class ExpertsFile(StrictModel):
     capacity_factor: float | None = OPTIONAL
     load_cv: float = OPTIONAL
     latent_size: int | None = OPTIONAL
+    router_pre_softmax: bool = OPTIONAL
+    score_scale: float = OPTIONAL
+    scales_input: bool = OPTIONAL
 
 
 class LayerFile(StrictModel):
