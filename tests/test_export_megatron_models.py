@@ -190,8 +190,8 @@ def test_norm_by_length_in_all_layers_has_its_flag():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("t5-11b", "no encoder and no cross-attention"),
-        ("switch-c-2048", "no encoder and no cross-attention"),
+        ("t5-11b", "trains no encoder with a decoder"),
+        ("switch-c-2048", "trains no encoder with a decoder"),
         ("grok-1", "gated gelu"),
         ("grok-1", "2 norms, not 4"),
     ],

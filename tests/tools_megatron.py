@@ -262,7 +262,10 @@ def asked(lines: list[dict[str, Any]], arch: str, options: argparse.Namespace) -
         command += ["--gpu-arch", arch, "--megatron", options.megatron]
         command += shlex.split(options.oracle_options)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(answers) != len(lines):
+        raise SystemExit(f"the oracle answered {len(answers)} of {len(lines)} scripts")
+    return answers
 
 
 def spoiled(

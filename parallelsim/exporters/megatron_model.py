@@ -44,6 +44,9 @@ def model_refusals(
     model: ModelSpec, version: MegatronVersion = VERSIONS[DEFAULT_VERSION]
 ) -> Iterator[str]:
     """What of the architecture Megatron-LM's pretraining scripts cannot build."""
+    if model.num_stacks > 1 or any(layer.seq_length for layer, _ in model.layer_kinds):
+        yield "it trains no encoder with a decoder: main has no pretrain_t5.py any more"
+        return
     if not all(_is_causal(layer) for layer, _ in model.layer_kinds):
         yield "pretrain_gpt.py trains causal attention only, the model's is bidirectional"
     if model.head_transform or model.pooler or model.num_token_types:
@@ -60,8 +63,9 @@ def model_refusals(
         bias = "with" if model.norm_bias else "without"
         yield f"it has no {model.norm} {bias} bias"
     layers = [layer for layer, _ in model.layer_kinds]
-    if reasons := list(_kind_refusals(model, layers)):
-        yield from reasons
+    whole = all(layer.attention and (layer.mlp or layer.experts) for layer in layers)
+    if mixer_of(model) is None and not whole:
+        yield "its transformers have an attention and a feed-forward in each layer"
         return
     yield from _layer_refusals(model, layers)
     yield from _attention_refusals(model)
@@ -71,16 +75,6 @@ def model_refusals(
 
 def _is_causal(layer: Layer) -> bool:
     return layer.attention is None or layer.attention.causal
-
-
-def _kind_refusals(model: ModelSpec, layers: list[Layer]) -> Iterator[str]:
-    """Kinds of sub-layers that are not built at all."""
-    if any(layer.cross_attention or layer.seq_length for layer in layers):
-        yield "pretrain_gpt.py builds no encoder and no cross-attention, and main has no other"
-        return
-    whole = all(layer.attention and (layer.mlp or layer.experts) for layer in layers)
-    if mixer_of(model) is None and not whole:
-        yield "its transformers have an attention and a feed-forward in each layer"
 
 
 def _attentions(model: ModelSpec) -> Attentions:
@@ -218,7 +212,7 @@ def _attention_flags(model: ModelSpec) -> list[str]:
     attention = next(iter(_attentions(model)), None)
     if attention is None:
         mixer = mixer_of(model)
-        assert mixer is not None  # _kind_refusals
+        assert mixer is not None  # model_refusals
         # No layer has them; Megatron wants a number all the same.
         return [f"--num-attention-heads {mixer.num_heads}", f"--kv-channels {mixer.head_dim}"]
     flags = [f"--num-attention-heads {attention.num_heads}"]
