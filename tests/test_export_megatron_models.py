@@ -258,6 +258,14 @@ def test_low_precision_fills_up_the_experts_tokens(precision, version):
     assert "--moe-router-padding" not in export(MIXTRAL, replace(PLAN, ep=8), version)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_older_version_groups_experts_in_bf16_alone(precision):
+    plan = replace(PLAN, ep=8, precision=precision)
+    with pytest.raises(ExportError, match=f"does not run experts in {precision}"):
+        export(MIXTRAL, plan, OLD)
+    export(MIXTRAL, plan)
+
+
 @pytest.mark.parametrize("version", [OLD, DEFAULT_VERSION])
 def test_overlapped_exchange_has_its_flag_and_hardware_queues(version):
     plan = replace(PLAN, tp=2, dp=4, sequence_parallel=True, ep=8, ep_comm_overlap=True)

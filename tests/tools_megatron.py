@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tools_megatron_breaks import BREAKS, HYBRID_BREAKS, Break
+from tools_megatron_breaks import BREAKS, LATER_BREAKS, Break
 
 from parallelsim.catalog import load_cluster, load_framework, load_model, model_names
 from parallelsim.cluster import ClusterSpec
@@ -270,9 +270,11 @@ def asked(lines: list[dict[str, Any]], arch: str, options: argparse.Namespace) -
 
 def spoiled(
     cases: list[Case], lines: list[dict[str, Any]], breaks: tuple[Break, ...], seen: set[str]
-) -> list[dict[str, Any]]:
-    """For each break that was not seen, a script that it applies to, with it."""
-    found = []
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """For each break that was not seen, a script that it applies to, with it; and the words that
+    must refuse it.
+    """
+    found, words = [], []
     for each in breaks:
         if each.name in seen:
             continue
@@ -284,8 +286,9 @@ def spoiled(
             found += [
                 {**line, "name": name, "argv": argv, "env": {**line["env"], **dict(each.env)}}
             ]
+            words += [each.says]
             break
-    return found
+    return found, words
 
 
 def main() -> int:
@@ -299,7 +302,7 @@ def main() -> int:
     options = parser.parse_args()
     framework, version = load_framework("megatron-core"), VERSIONS[options.version]
     all_cases = list(cases(framework, version, options.plans_per_model))
-    breaks = BREAKS + (HYBRID_BREAKS if version.hybrid_stages else ())
+    breaks = BREAKS + (LATER_BREAKS if version.hybrid_stages else ())
     accepted, answered, refused, seen = 0, 0, 0, set[str]()
     for arch in sorted({case.arch for case in all_cases}, reverse=True):
         group = [case for case in all_cases if case.arch == arch]
@@ -312,18 +315,19 @@ def main() -> int:
                 )
                 for case in group
             ]
-        broken = spoiled(group, lines, breaks, seen)
+        broken, words = spoiled(group, lines, breaks, seen)
         answers = asked(lines + broken, arch, options)
-        for case, answer in zip(group, answers, strict=False):
+        for case, answer in zip(group, answers[: len(lines)], strict=True):
             answered += 1
             wrong = differences(case, answer) if answer["ok"] else [answer["message"]]
             accepted += not wrong
             if wrong:
                 print(f"REFUSED {case.name}: {'; '.join(wrong)}\n  {case.plan}")
-        for answer in answers[len(lines) :]:
-            refused += not answer["ok"]
-            print(f"{'ACCEPTED' if answer['ok'] else 'spoiled'} {answer['name']}", end="")
-            print("" if answer["ok"] else f": {answer['message'][:90]}")
+        for answer, says in zip(answers[len(lines) :], words, strict=True):
+            right = not answer["ok"] and says in answer["message"]
+            refused += right
+            message = "accepted" if answer["ok"] else answer["message"][:90]
+            print(f"{'spoiled' if right else 'WRONG'} {answer['name']}: {message}")
     number = len({case.model.name for case in all_cases})
     values = set().union(*(features(case.plan) for case in all_cases))
     print(f"{len(values)} values and combinations covered")

@@ -48,8 +48,8 @@ def expert_plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion)
         return
     if experts.capacity_factor is not None and plan.moe_dispatcher != "all-to-all":
         yield f"experts with a capacity need the dispatcher all-to-all, not {plan.moe_dispatcher}"
-    if plan.precision == "nvfp4" and not version.fp4_experts:
-        yield f"{version.name} does not run experts in nvfp4"
+    if plan.precision in version.no_experts_in:
+        yield f"{version.name} does not run experts in {plan.precision}"
     if plan.cuda_graphs and not version.expert_options:
         yield f"{version.name} has no CUDA graphs of routers"
     if plan.cuda_graphs and plan.ep_comm_overlap and experts.capacity_factor is not None:

@@ -32,8 +32,8 @@ class MegatronVersion:
     """The flag that makes the flexible dispatcher use DeepEP."""
     router_padding: str
     """The flag that fills up experts' tokens to what low-precision GEMMs need."""
-    fp4_experts: bool
-    """Experts' tokens are filled up for fp4 too, not for fp8 alone."""
+    no_experts_in: frozenset[str]
+    """Precisions that grouped experts do not have."""
     expert_options: bool
     """Has ``--moe-latent-size``, ``--moe-shared-expert-gate``, and CUDA graphs of routers
     (``--cuda-graph-modules``)."""
@@ -57,7 +57,7 @@ VERSIONS = {
             cuda_graphs_with_recompute=False,
             deepep="--moe-enable-deepep",
             router_padding="--moe-router-padding-for-fp8",
-            fp4_experts=False,
+            no_experts_in=frozenset({"fp32", "fp16", "nvfp4"}),
             expert_options=False,
             hybrid_script="pretrain_mamba.py",
             hybrid_stack="megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
@@ -71,7 +71,7 @@ VERSIONS = {
             cuda_graphs_with_recompute=True,
             deepep="--moe-flex-dispatcher-backend deepep",
             router_padding="--moe-router-padding-for-quantization",
-            fp4_experts=True,
+            no_experts_in=frozenset(),
             expert_options=True,
             hybrid_script="pretrain_hybrid.py",
             hybrid_stack="megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
