@@ -53,6 +53,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
 """Smallest and largest value of each size: beyond any model, and far inside int64 and float64."""
 MAX_CAPACITY_FACTOR = 1e5
 MAX_LOAD_CV = 100.0
+MAX_SCORE_SCALE = 1e5
 
 
 def check_range(key: str, value: int) -> None:
@@ -185,6 +186,12 @@ def _check_experts(experts: MixtureOfExperts) -> None:
     if not 0 <= experts.load_cv <= MAX_LOAD_CV:
         message = f"expected 0 to {MAX_LOAD_CV:g}, got {experts.load_cv:g}"
         raise SpecError(message, key="load_cv")
+    if not 0 < experts.score_scale <= MAX_SCORE_SCALE:
+        message = f"expected above 0 and at most {MAX_SCORE_SCALE:.0e}, got {experts.score_scale:g}"
+        raise SpecError(message, key="score_scale")
+    if experts.router_pre_softmax and experts.router != "softmax":
+        message = f"needs router softmax, got {experts.router}"
+        raise SpecError(message, key="router_pre_softmax")
     factor = experts.capacity_factor
     if factor is not None and not 0 < factor <= MAX_CAPACITY_FACTOR:
         message = f"expected above 0 and at most {MAX_CAPACITY_FACTOR:.0e}, got {factor:g}"

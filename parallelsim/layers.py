@@ -39,6 +39,14 @@ class Attention:
     """Cross-attention: keys and values come from this many tokens of another sequence."""
     kv_hidden_size: int | None = None
     """Width of those tokens where it differs from the model's."""
+    rope: bool = True
+    """RoPE turns queries and keys where the model has it (not in all layers of Llama 4); only
+    exported.
+    """
+    qk_l2_norm: bool = False
+    """Queries and keys are divided by their length, without parameters (Llama 4 Scout); only
+    exported.
+    """
 
     @property
     def query_width(self) -> int:
@@ -243,6 +251,14 @@ class MixtureOfExperts:
     """Of the busiest rank's load: what times are computed at."""
     latent_size: int | None = None
     """Experts work on tokens projected to this width; None: on the hidden size."""
+    router_pre_softmax: bool = False
+    """Softmax over all experts before ``top_k`` are chosen, whose shares then do not add up to 1
+    (DeepSeek-V2); only exported.
+    """
+    score_scale: float = 1.0
+    """Scores of the chosen experts are multiplied by it (DeepSeek-V3: 2.5); only exported."""
+    scales_input: bool = False
+    """Scores multiply what an expert reads, not what it returns (Llama 4); only exported."""
 
     def expert_width(self, hidden_size: int) -> int:
         """Width of the tokens that experts see."""

@@ -46,6 +46,8 @@ class AttentionFile(StrictModel):
     window: int | None = OPTIONAL
     chunked: bool = OPTIONAL
     sinks: bool = OPTIONAL
+    rope: bool = OPTIONAL
+    qk_l2_norm: bool = OPTIONAL
 
 
 class CrossAttentionFile(StrictModel):
@@ -112,6 +114,9 @@ class ExpertsFile(StrictModel):
     capacity_factor: float | None = OPTIONAL
     load_cv: float = OPTIONAL
     latent_size: int | None = OPTIONAL
+    router_pre_softmax: bool = OPTIONAL
+    score_scale: float = OPTIONAL
+    scales_input: bool = OPTIONAL
 
 
 def _size(value: Any) -> Any:

@@ -160,10 +160,8 @@ def test_every_catalogue_model_exports_or_is_refused_with_a_reason(name, version
         with pytest.raises(ExportError, match=name):
             export(small, model, NODE, version=version)
         return
-    heads = {layer.attention.num_heads for layer in model.layers}
-    if any(count % 2 for count in heads):
-        small = replace(SMALL, tp=1, dp=8)
-    plan = small
+    heads = {layer.attention.num_heads for layer in model.layers if layer.attention}
+    plan = small if all(count % 2 == 0 for count in heads) else replace(SMALL, tp=1, dp=8)
     script = export(plan, model, NODE, version=version)
     done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -310,7 +308,12 @@ def test_no_recompute_leaves_no_recompute_flag():
 def test_tables_of_flags_cover_every_value():
     assert set(PRECISION_FLAGS) == set(PRECISIONS)
     assert set(CP_COMM_FLAGS) == set(CP_COMM_TYPES)
-    assert {activation for _, activation in ACTIVATION_FLAGS} == {"silu", "gelu", "squared-relu"}
+    assert {activation for _, activation in ACTIVATION_FLAGS} == {
+        "silu",
+        "clamped-silu",
+        "gelu",
+        "squared-relu",
+    }
 
 
 @pytest.mark.parametrize(

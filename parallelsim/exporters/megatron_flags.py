@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
-from parallelsim.layers import LatentAttention
+from parallelsim.layers import Attention, LatentAttention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, Plan
 
@@ -30,30 +30,57 @@ class MegatronVersion:
     """CUDA graphs go with selective recompute."""
     deepep: str
     """The flag that makes the flexible dispatcher use DeepEP."""
+    router_padding: str
+    """The flag that fills up experts' tokens to what low-precision GEMMs need."""
+    no_experts_in: frozenset[str]
+    """Precisions that grouped experts do not have."""
+    expert_options: bool
+    """Has ``--moe-latent-size``, ``--moe-shared-expert-gate``, and CUDA graphs of routers
+    (``--cuda-graph-modules``)."""
+    hybrid_script: str
+    """The program that trains hybrids of attention and state spaces."""
+    hybrid_stack: str
+    """Module and name of the layers that it builds."""
+    hybrid_stages: bool
+    """A hybrid's pattern has ``|`` between (virtual) stages, and ``E`` for experts; its layers can
+    be recomputed and captured."""
 
 
 VERSIONS = {
     version.name: version
     for version in (
         MegatronVersion(
-            "core_v0.15.0",
-            "tag core_v0.15.0, December 2025",
-            True,
-            True,
-            False,
-            "--moe-enable-deepep",
+            name="core_v0.15.0",
+            title="tag core_v0.15.0, December 2025",
+            null_tokenizer_adds_token=True,
+            cuda_graph_scope=True,
+            cuda_graphs_with_recompute=False,
+            deepep="--moe-enable-deepep",
+            router_padding="--moe-router-padding-for-fp8",
+            no_experts_in=frozenset({"fp32", "fp16", "nvfp4"}),
+            expert_options=False,
+            hybrid_script="pretrain_mamba.py",
+            hybrid_stack="megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
+            hybrid_stages=False,
         ),
         MegatronVersion(
-            "main-2026-08",
-            "branch main at d98e8a64, August 2026",
-            False,
-            False,
-            True,
-            "--moe-flex-dispatcher-backend deepep",
+            name="main-2026-08",
+            title="branch main at d98e8a64, August 2026",
+            null_tokenizer_adds_token=False,
+            cuda_graph_scope=False,
+            cuda_graphs_with_recompute=True,
+            deepep="--moe-flex-dispatcher-backend deepep",
+            router_padding="--moe-router-padding-for-quantization",
+            no_experts_in=frozenset(),
+            expert_options=True,
+            hybrid_script="pretrain_hybrid.py",
+            hybrid_stack="megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
+            hybrid_stages=True,
         ),
     )
 }
 """Versions that scripts can be written for, oldest first."""
+DEFAULT_VERSION = "main-2026-08"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +109,8 @@ PRECISION_FLAGS = {
     "mxfp8": ("--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"),
     "nvfp4": ("--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"),
 }
+LOW_PRECISIONS = frozenset(PRECISION_FLAGS) - {"fp32", "bf16", "fp16"}
+"""Formats whose GEMMs take rows in multiples."""
 LAYOUT_FLAGS = {
     "even": (),
     "embedding": ("--account-for-embedding-in-pipeline-split",),
@@ -90,11 +119,6 @@ LAYOUT_FLAGS = {
         "--account-for-embedding-in-pipeline-split",
         "--account-for-loss-in-pipeline-split",
     ),
-}
-DISPATCHER_FLAGS = {
-    "all-to-all": ("--moe-token-dispatcher-type alltoall",),
-    "all-gather": ("--moe-token-dispatcher-type allgather",),
-    "deepep": ("--moe-token-dispatcher-type flex",),
 }
 CP_COMM_FLAGS = {name: name.replace("-", "_") for name in CP_COMM_TYPES}
 
@@ -108,12 +132,6 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
     yield from _module_refusals(model, plan)
-    if plan.cuda_graphs and plan.recompute == "selective":
-        if not version.cuda_graphs_with_recompute:
-            yield f"{version.name} has no CUDA graphs with recompute"
-        elif model.attention_dropout:
-            dropout = model.attention_dropout
-            yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
 
 
 def _module_refusals(model: ModelSpec, plan: Plan) -> Iterator[str]:
@@ -128,8 +146,6 @@ def _module_refusals(model: ModelSpec, plan: Plan) -> Iterator[str]:
     late = [name for name in ("layernorm", "moe_act") if name in modules]
     if late and plan.precision == "fp8-delayed":
         yield f"it does not recompute {' or '.join(late)} with precision fp8-delayed"
-
-
 def batch(plan: Plan) -> FlagGroup:
     """Micro-batch and global batch."""
     comment = f"Batch: {plan.num_micro_batches} micro-batches a step for each of {plan.dp} replicas"
@@ -161,21 +177,6 @@ def parallelism(plan: Plan) -> FlagGroup:
         flags += LAYOUT_FLAGS[plan.layout]
     comment = f"Parallelism: the rest, dp={plan.dp}, follows from the number of GPUs"
     return FlagGroup("PARALLEL_ARGS", comment, tuple(flags))
-
-
-def experts(model: ModelSpec, plan: Plan, version: MegatronVersion) -> FlagGroup | None:
-    """Where experts are and how tokens reach them; nothing for dense models."""
-    if not model.has_experts:
-        return None
-    flags = [f"--expert-model-parallel-size {plan.ep}"]
-    flags += [f"--expert-tensor-parallel-size {plan.etp}"]
-    flags += DISPATCHER_FLAGS[plan.moe_dispatcher]
-    if plan.moe_dispatcher == "deepep":
-        flags += [version.deepep]
-    flags += ["--moe-grouped-gemm", "--moe-permute-fusion"]
-    if plan.ep_comm_overlap:
-        flags += ["--overlap-moe-expert-parallel-comm"]
-    return FlagGroup("EXPERT_ARGS", "Experts on the GPUs", tuple(flags))
 
 
 def memory(plan: Plan) -> FlagGroup | None:
@@ -232,10 +233,14 @@ def precision(plan: Plan) -> FlagGroup | None:
 
 
 def kernels(
-    cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan, version: MegatronVersion
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    version: MegatronVersion,
 ) -> FlagGroup:
     """Attention backend, fusions, user buffers, CUDA graphs."""
-    backend = _attention_backend(cluster, framework, plan)
+    backend = _attention_backend(model, cluster, framework, plan)
     flags = ["--transformer-impl transformer_engine", f"--attention-backend {backend}"]
     flags += ["--no-create-attention-mask-in-dataloader"]
     if plan.cross_entropy_fusion:
@@ -245,16 +250,50 @@ def kernels(
     if plan.cuda_graphs:
         flags += ["--cuda-graph-impl transformer_engine", "--te-rng-tracker"]
         flags += ["--cuda-graph-scope full"] if version.cuda_graph_scope else []
+        modules = graph_modules(model, plan)
+        flags += [f"--cuda-graph-modules {' '.join(modules)}"] if modules else []
     return FlagGroup("KERNEL_ARGS", "Kernels, fusions and graphs", tuple(flags))
 
 
-def _attention_backend(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> str:
+def graph_modules(model: ModelSpec, plan: Plan) -> list[str]:
+    """Parts of layers that CUDA graphs capture where not whole layers: how many tokens an expert
+    gets without a capacity is known to the host alone after the router ran.
+    """
+    kinds = [layer for layer, _ in model.layer_kinds]
+    experts = next((layer.experts for layer in kinds if layer.experts), None)
+    if experts is None or experts.capacity_factor is not None:
+        return []
+    modules = ["attn"] if any(layer.attention for layer in kinds) else []
+    if any(layer.state_space for layer in kinds):
+        modules += ["mamba"]
+    elif any(layer.mlp for layer in kinds) and not plan.ep_comm_overlap:
+        modules += ["mlp"]
+    modules += ["moe_router"]
+    # Tokens that are filled up are counted on the host before they are sent.
+    waits = plan.moe_dispatcher == "all-to-all" and plan.precision in LOW_PRECISIONS
+    return modules if waits else [*modules, "moe_preprocess"]
+
+
+def _has_sinks(model: ModelSpec) -> bool:
+    attentions = [layer.attention for layer, _ in model.layer_kinds]
+    return any(isinstance(a, Attention) and a.sinks for a in attentions)
+
+
+def _has_latents(model: ModelSpec) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.layer_kinds)
+
+
+def _attention_backend(
+    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+) -> str:
     """The kernels that predictions are about, named so that a missing one fails instead of slowing.
 
     Transformer Engine prefers cuDNN's attention since Hopper and FlashAttention on Ampere; both are
-    for 16-bit formats.
+    for 16-bit formats. FlashAttention 2 has no sinks and no heads of two widths (latent attention).
     """
     capability = cluster.accelerator.compute_capability or 0
     if not framework.compute.flash_attention or plan.precision == "fp32" or capability < 8:
         return "auto"
-    return "fused" if capability >= 9 else "flash"
+    if capability >= 9 or _has_sinks(model):
+        return "fused"
+    return "auto" if _has_latents(model) else "flash"
