@@ -131,6 +131,12 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
+    if plan.cuda_graphs and plan.recompute == "selective":
+        if not version.cuda_graphs_with_recompute:
+            yield f"{version.name} has no CUDA graphs with recompute"
+        elif model.attention_dropout:
+            dropout = model.attention_dropout
+            yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
     yield from _module_refusals(model, plan)
 
 
