@@ -8,7 +8,7 @@ out to test an interval is a whole source. Residual: ln(measured / predicted ste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Residuals:
     measured: NDArray[np.bool_]
     calibrated: NDArray[np.bool_]
     several_nodes: NDArray[np.bool_]
+    experts: NDArray[np.bool_]
     log_ratio: FloatArray
     exposed_frac: FloatArray
 
@@ -49,8 +50,7 @@ class Residuals:
 
     def take(self, index: Any) -> Residuals:
         """Those at a mask or positions."""
-        names = ("source", "measured", "calibrated", "several_nodes", "log_ratio", "exposed_frac")
-        return Residuals(**{name: getattr(self, name)[index] for name in names})
+        return Residuals(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
     def of(self, regime: Regime) -> NDArray[np.bool_]:
         """Mask of the rows of a regime."""
@@ -58,18 +58,21 @@ class Residuals:
             (self.measured == regime.measured)
             & (self.calibrated == regime.calibrated)
             & (self.several_nodes == regime.several_nodes)
+            & (self.experts == regime.experts)
         )
 
 
 def residuals(rows: Sequence[ScoredRow]) -> Residuals:
     """Residuals of the scored rows that have a measured step time."""
     timed = [row for row in rows if row.case is not None and row.run.step_time_s]
-    regimes = [regime_of(row.case.cluster, row.case.framework) for row in timed if row.case]
+    cases = [row.case for row in timed if row.case]
+    regimes = [regime_of(case.model, case.cluster, case.framework) for case in cases]
     return Residuals(
         np.array([row.group for row in timed], np.str_),
         np.array([regime.measured for regime in regimes], np.bool_),
         np.array([regime.calibrated for regime in regimes], np.bool_),
         np.array([regime.several_nodes for regime in regimes], np.bool_),
+        np.array([regime.experts for regime in regimes], np.bool_),
         np.log([(row.run.step_time_s or np.nan) / row.step_time_s for row in timed]),
         np.array([row.exposed_frac for row in timed], np.float64),
     )
@@ -127,7 +130,8 @@ def fit(data: Residuals, exchanged: Residuals) -> Fit:
         exchanged: the same runs predicted for every other calibrated framework that can run them:
             what an uncalibrated framework file risks.
     """
-    factor = _communication_factor(data.take(data.measured & data.calibrated))
+    known = data.measured & data.calibrated & ~data.experts
+    factor = _communication_factor(data.take(known))
     return Fit({regime: _width(regime, data, exchanged, factor) for regime in REGIMES}, factor)
 
 
@@ -161,26 +165,32 @@ def _width(regime: Regime, data: Residuals, exchanged: Residuals, factor: float)
     half, basis = source_quantile(scores(known), known.source), ["measured and calibrated rows"]
     squared = half**2
     if not regime.calibrated:
-        other = exchanged.take(exchanged.several_nodes == regime.several_nodes)
+        same = (exchanged.several_nodes == regime.several_nodes) & ~exchanged.experts
+        other = exchanged.take(same)
         wider = max(half, source_quantile(scores(other), other.source))
         squared += wider**2 - half**2
         basis.append("widened by what another framework's file costs")
+    if regime.experts:
+        excess = _excess_variance(data, factor, data.calibrated & data.measured & data.experts)
+        squared += excess * NORMAL_QUANTILE**2
+        basis.append("widened by the spread of mixtures of experts")
     if not regime.measured:
-        squared += _accelerator_variance(data, factor) * NORMAL_QUANTILE**2
+        without = data.calibrated & ~data.measured & ~data.experts
+        squared += _excess_variance(data, factor, without) * NORMAL_QUANTILE**2
         basis.append("widened by the spread of accelerators without measurements")
     return Width(float(np.sqrt(squared)), len(own), sources, ", ".join(basis))
 
 
-def _accelerator_variance(data: Residuals, factor: float) -> float:
-    """Mean square residual without the accelerator's own tables beyond that with them, and
-    (K + 1) / K for a mean over few sources; inf where no row tells.
+def _excess_variance(data: Residuals, factor: float, which: NDArray[np.bool_]) -> float:
+    """Mean square residual of these rows beyond that of dense models on measured accelerators, and
+    (K + 1) / K for a mean over few sources; inf where there is none.
     """
     squares = (data.log_ratio / (1 + factor * data.exposed_frac)) ** 2
-    without, known = data.calibrated & ~data.measured, data.calibrated & data.measured
-    if not without.any():
+    known = data.calibrated & data.measured & ~data.experts
+    if not which.any():
         return float("inf")
-    sources = len(np.unique(data.source[without]))
-    excess = source_mean(squares[without], data.source[without])
+    sources = len(np.unique(data.source[which]))
+    excess = source_mean(squares[which], data.source[which])
     excess -= source_mean(squares[known], data.source[known])
     return max(excess, 0.0) * (sources + 1) / sources
 

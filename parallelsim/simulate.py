@@ -108,7 +108,7 @@ class Simulation:
     @property
     def regime(self) -> str:
         """How well step times are known here, in words: ``uncertainty.Regime``."""
-        return regime_of(self.cluster, self.framework).name
+        return regime_of(self.model, self.cluster, self.framework).name
 
     @property
     def exposed_frac(self) -> FloatArray:
@@ -138,7 +138,8 @@ class Simulation:
 
     @property
     def _interval_factor(self) -> FloatArray:
-        return interval_factor(regime_of(self.cluster, self.framework), self.exposed_frac)
+        regime = regime_of(self.model, self.cluster, self.framework)
+        return interval_factor(regime, self.exposed_frac)
 
     def take(self, index: Any) -> Simulation:
         """The predictions at ``index``: positions, a mask, or a slice."""

@@ -3,9 +3,9 @@
 low = t exp(-w), high = t exp(w), w = w_r (1 + k x)
 
 t predicted step time, x the share of it that is exposed communication, w_r the half-width of the
-plan's regime: accelerator measured or not, framework calibrated or not, one node or several. The
-interval holds 80 % of the measured runs of a source that no part of it was fitted on. The numbers
-are in ``residuals.json``; :mod:`parallelsim.residuals` fits them.
+plan's regime: accelerator measured or not, framework calibrated or not, one node or several,
+mixture of experts or not. The interval holds 80 % of the measured runs of a source that no part of
+it was fitted on. The numbers are in ``residuals.json``; :mod:`parallelsim.residuals` fits them.
 
 Neglects: what differs between precisions and between models; errors that a source's runs share, so
 that two plans of one cluster compare better than their intervals overlap.
@@ -23,6 +23,7 @@ import numpy as np
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray
 
 LEVEL = 0.80
@@ -39,21 +40,23 @@ class Regime:
     """The framework's file was compared with measured runs."""
     several_nodes: bool
     """The plan's GPUs are more than one domain of the innermost tier joins."""
+    experts: bool = False
+    """The model has mixtures of experts."""
 
     @property
     def name(self) -> str:
         """In words, as reports and JSON print it."""
-        return ", ".join(
-            (
-                "measured accelerator" if self.measured else "accelerator without measurements",
-                "calibrated framework" if self.calibrated else "uncalibrated framework",
-                "several nodes" if self.several_nodes else "one node or NVLink domain",
-            )
-        )
+        words = [
+            "measured accelerator" if self.measured else "accelerator without measurements",
+            "calibrated framework" if self.calibrated else "uncalibrated framework",
+            "several nodes" if self.several_nodes else "one node or NVLink domain",
+        ]
+        return ", ".join(words + ["mixture of experts"] * self.experts)
 
 
 REGIMES = tuple(
-    Regime(measured, calibrated, several)
+    Regime(measured, calibrated, several, experts)
+    for experts in (False, True)
     for measured in (True, False)
     for calibrated in (True, False)
     for several in (False, True)
@@ -86,12 +89,13 @@ def residual_table() -> ResidualTable:
     )
 
 
-def regime_of(cluster: ClusterSpec, framework: FrameworkSpec) -> Regime:
-    """The regime of every plan that fills this cluster."""
+def regime_of(model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> Regime:
+    """The regime of every plan of the model that fills this cluster."""
     return Regime(
         cluster.accelerator.measured,
         framework.calibrated,
         cluster.num_gpus > cluster.domain_size,
+        model.has_experts,
     )
 
 

@@ -70,6 +70,13 @@ class ScoredRow:
         return self.case.run
 
     @property
+    def family(self) -> str:
+        """The group, and what kind of model it trains where that is no dense one."""
+        if self.case is not None and self.case.model.has_experts:
+            return f"{self.group}, experts"
+        return self.group
+
+    @property
     def is_apart(self) -> bool:
         """Scored, but not part of the main report."""
         return self.case is not None and self.run.is_apart
@@ -120,9 +127,9 @@ class Validation:
         return dict(Counter(row.reason for row in self.rows if not row.is_scored).most_common())
 
     def by_group(self, rows: Sequence[ScoredRow]) -> list[Part]:
-        """Scores of each group, and inside groups with both, of one node and of several nodes."""
+        """Scores of each family, and inside those with both, of one node and of several nodes."""
         parts = []
-        for name, index in grouped([row.group for row in rows]).items():
+        for name, index in grouped([row.family for row in rows]).items():
             members = [rows[i] for i in index]
             parts.append(part(str(name), members))
             scopes = grouped([_scope(row) for row in members])
@@ -132,9 +139,7 @@ class Validation:
         return parts
 
     def family_mean(self, rows: Sequence[ScoredRow]) -> tuple[int, float, float]:
-        """(families, unweighted mean of their step-time MAPEs, of their medians); a family is a
-        group.
-        """
+        """(families, unweighted mean of their step-time MAPEs, of their medians)."""
         scores = [p.time for p in self.by_group(rows) if not p.name.startswith(" ") and p.time.n]
         if not scores:
             return 0, float("nan"), float("nan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from dataclasses import replace
@@ -51,7 +52,7 @@ def made_up(num_sources: int, spread: float = 0.1) -> Residuals:
     bias = np.repeat(generator.normal(0, spread, num_sources), sizes)
     ones = np.ones(len(source), np.bool_)
     noise = generator.normal(0, spread, len(source))
-    return Residuals(source, ones, ones, ones, bias + noise, np.zeros(len(source)))
+    return Residuals(source, ones, ones, ones, ~ones, bias + noise, np.zeros(len(source)))
 
 
 def test_interval_is_around_the_step_time_and_in_the_row(simulation: Simulation) -> None:
@@ -83,13 +84,16 @@ def test_exposed_communication_widens_the_interval(simulation: Simulation) -> No
 
 def test_regime_follows_accelerator_framework_and_domain() -> None:
     cluster, framework = load_cluster("hgx-h100", num_gpus=8), load_framework("megatron-core")
-    assert regime_of(cluster, framework) == Regime(True, True, False)
-    assert regime_of(cluster.with_num_gpus(16), framework) == Regime(True, True, True)
+    model = load_model("llama3-8b")
+    assert regime_of(model, cluster, framework) == Regime(True, True, False)
+    assert regime_of(model, cluster.with_num_gpus(16), framework) == Regime(True, True, True)
+    mixture = regime_of(load_model("mixtral-8x7b"), cluster, framework)
+    assert mixture == Regime(True, True, False, experts=True)
     unchecked = replace(framework, calibrated=False)
-    assert regime_of(cluster, unchecked) == Regime(True, False, False)
-    assert not regime_of(load_cluster("mi300x", num_gpus=8), framework).measured
+    assert regime_of(model, cluster, unchecked) == Regime(True, False, False)
+    assert not regime_of(model, load_cluster("mi300x", num_gpus=8), framework).measured
     in_one_domain = load_cluster("gb200-nvl72", num_gpus=64)
-    assert not regime_of(in_one_domain, framework).several_nodes
+    assert not regime_of(model, in_one_domain, framework).several_nodes
 
 
 def test_intervals_hold_published_runs(published: list[ScoredRow]) -> None:
@@ -129,7 +133,7 @@ def test_regime_of_few_sources_borrows_and_is_wider() -> None:
     none = np.zeros(len(few), np.bool_)
     names = np.char.add("other-", few.source)
     few = replace(few, source=names, measured=none)
-    fields = ("source", "measured", "calibrated", "several_nodes", "log_ratio", "exposed_frac")
+    fields = [field.name for field in dataclasses.fields(Residuals)]
     both = Residuals(*(np.concatenate([getattr(x, f) for x in (data, few)]) for f in fields))
     everywhere = replace(both, several_nodes=~both.several_nodes)
     whole = Residuals(
