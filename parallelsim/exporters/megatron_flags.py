@@ -37,6 +37,8 @@ class MegatronVersion:
     expert_options: bool
     """Has ``--moe-latent-size``, ``--moe-shared-expert-gate``, and CUDA graphs of routers
     (``--cuda-graph-modules``)."""
+    kv_replication: bool
+    """Key/value heads are replicated where there are fewer than tp."""
     hybrid_script: str
     """The program that trains hybrids of attention and state spaces."""
     hybrid_stack: str
@@ -59,6 +61,7 @@ VERSIONS = {
             router_padding="--moe-router-padding-for-fp8",
             no_experts_in=frozenset({"fp32", "fp16", "nvfp4"}),
             expert_options=False,
+            kv_replication=False,
             hybrid_script="pretrain_mamba.py",
             hybrid_stack="megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
             hybrid_stages=False,
@@ -73,6 +76,7 @@ VERSIONS = {
             router_padding="--moe-router-padding-for-quantization",
             no_experts_in=frozenset(),
             expert_options=True,
+            kv_replication=True,
             hybrid_script="pretrain_hybrid.py",
             hybrid_stack="megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
             hybrid_stages=True,
@@ -131,6 +135,9 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
+    groups = [a.num_query_groups for a in _softmax_attentions(model)]
+    if not version.kv_replication and any(number % plan.tp for number in groups):
+        yield f"{version.name} does not replicate {min(groups)} key/value heads over tp={plan.tp}"
     if plan.cp > 1:
         # Transformer Engine refuses both when training starts.
         if _has_sinks(model) and plan.cp_comm_type != "a2a":
@@ -145,9 +152,13 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
             yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
 
 
+def _softmax_attentions(model: ModelSpec) -> list[Attention]:
+    kinds = [layer.attention for layer, _ in model.layer_kinds]
+    return [attention for attention in kinds if isinstance(attention, Attention)]
+
+
 def _has_sinks(model: ModelSpec) -> bool:
-    attentions = [layer.attention for layer, _ in model.layer_kinds]
-    return any(isinstance(a, Attention) and a.sinks for a in attentions)
+    return any(a.sinks for a in _softmax_attentions(model))
 
 
 def _has_latents(model: ModelSpec) -> bool:
