@@ -10,6 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+SUBLAYERS = (
+    "attention",
+    "attention-sinks",
+    "latent-attention",
+    "cross-attention",
+    "state-space",
+    "mlp",
+    "experts",
+    "custom",
+)
+"""Kinds of sub-layers that software may run or not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -25,7 +37,9 @@ class Capabilities:
     grad_dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
     recomputes: tuple[str, ...]
-    """none, selective, full, block (a number of layers for each virtual stage)."""
+    """none, selective, full, block (a number of layers for each virtual stage), modules (selective
+    of others than the attention core).
+    """
     sequence_parallel: bool
     tp_comm_overlap: bool
     """User-buffer overlap of tensor-parallel collectives with GEMMs."""
@@ -33,6 +47,8 @@ class Capabilities:
     overlap_param_gather: bool
     cross_entropy_fusion: bool
     cuda_graphs: bool
+    fp8_param_gather: bool
+    """Keeps the weights of fp8 GEMMs in fp8 alone, beside sharded fp32 master weights."""
     kv_replication: bool
     """Tensor parallelism above the number of key/value heads replicates them (else it is
     refused).
@@ -44,6 +60,8 @@ class Capabilities:
     expert_tensor_parallel: bool = False
     ep_comm_overlap: bool = False
     """Tokens of one micro-batch travel while another computes."""
+    sublayers: tuple[str, ...] = ("attention", "mlp")
+    """Kinds of sub-layers that it runs, as far as its file describes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +139,14 @@ class OverlapFacts:
     """Share of the overlap window that data-parallel collectives can use."""
     dp_exposed_floor: float
     """Share of each data-parallel collective that is never hidden."""
+    dp_rank_s: float
+    """Seconds that one layer's gradients take for each data-parallel rank, whatever their bytes:
+    where every tensor is reduced by a ring of its own, one more step of each. 0 with buckets.
+    """
+    zero_rank_s: float
+    """The same with a sharded optimizer, gradients and parameters together: where tensors are cut
+    into a slice for each rank.
+    """
     straggler_per_doubling: float
     """Relative slowdown for each doubling of the GPUs beyond 8."""
     straggler_per_doubling_fp8: float
@@ -168,6 +194,8 @@ class MemoryFacts:
     """phi: reserved over allocated activations, minus one."""
     constant_bytes: float
     """Workspaces, NCCL buffers, CUDA context: on every rank."""
+    cuda_graph_bytes: float = 0.0
+    """Buffers that CUDA graphs pin for their lifetime, on every rank."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from parallelsim.custom_layers import Custom
 from parallelsim.errors import SpecError
 from parallelsim.layers import (
     MLP,
@@ -66,6 +67,20 @@ def check_range(key: str, value: int) -> None:
         raise SpecError(f"expected {low} to {high}, got {value}", key=key)
 
 
+def check_edges(vocab_size: int, before: Custom | None, after: Custom | None) -> None:
+    """Refuse a model without a vocabulary whose input or output nothing makes.
+
+    Raises:
+        SpecError: what is missing.
+    """
+    if vocab_size == 0 and before and after:
+        return
+    if vocab_size == 0 and (before or after):
+        missing = "input_operators" if after else "output_operators"
+        raise SpecError(f"a model without a vocabulary needs {missing}", key="vocab_size")
+    check_range("vocab_size", vocab_size)
+
+
 def check_layer(layer: Layer) -> None:
     """Refuse a layer whose sub-layers do not go together or are out of range.
 
@@ -83,6 +98,9 @@ def check_layer(layer: Layer) -> None:
         message = "cross-attention needs the tokens of the other sequence"
         raise SpecError(message, key="kv_seq_length")
     check_range("num_norms", layer.num_norms)
+    if layer.num_norms and not layer.num_streams:
+        message = "custom operators have no norms of their own: write them out, and num_norms: 0"
+        raise SpecError(message, key="num_norms")
     _check_optional(layer, "seq_length")
     for part in layer.sublayers:
         _check_sublayer(part)
@@ -97,7 +115,7 @@ def _check_sublayer(part: SubLayer) -> None:
         _check_state_space(part)
     elif isinstance(part, MLP):
         check_range("ffn_hidden_size", part.ffn_hidden_size)
-    else:
+    elif isinstance(part, MixtureOfExperts):
         _check_experts(part)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parallelsim.custom_layers import Custom
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -313,6 +315,8 @@ class Layer:
     """In place of ``mlp``."""
     cross_attention: Attention | None = None
     state_space: StateSpace | None = None
+    custom: Custom | None = None
+    """Operators that the file lists, after the other sub-layers."""
     num_norms: int = 2
     """Normalisations over the hidden size: one for each sub-layer, or two where the outputs are
     normalised too (Gemma 2).
@@ -328,10 +332,15 @@ class Layer:
     def sublayers(self) -> tuple[SubLayer, ...]:
         """Those that it has, in the order in which they run."""
         parts = (self.attention, self.state_space, self.cross_attention, self.mlp, self.experts)
-        return tuple(part for part in parts if part is not None)
+        return tuple(part for part in (*parts, self.custom) if part is not None)
+
+    @property
+    def num_streams(self) -> int:
+        """Sub-layers with a residual connection and norms: all but custom operators."""
+        return len(self.sublayers) - (self.custom is not None)
 
 
-SubLayer = Attention | LatentAttention | StateSpace | MLP | MixtureOfExperts
+SubLayer = Attention | LatentAttention | StateSpace | MLP | MixtureOfExperts | Custom
 
 
 @dataclass(frozen=True, slots=True)

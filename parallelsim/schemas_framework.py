@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from pydantic import create_model
 
 from parallelsim.errors import SpecError
-from parallelsim.framework import FrameworkSpec
+from parallelsim.framework import SUBLAYERS, FrameworkSpec
 from parallelsim.plan import (
     CP_COMM_TYPES,
     GRAD_DTYPES,
@@ -31,8 +31,9 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "precisions": PRECISIONS,
     "grad_dtypes": GRAD_DTYPES,
     "layouts": LAYOUTS,
+    "recomputes": ("none", "selective", "full", "block", "modules"),
     "moe_dispatchers": MOE_DISPATCHERS,
-    "recomputes": ("none", "selective", "full", "block"),
+    "sublayers": SUBLAYERS,
 }
 
 

@@ -15,8 +15,10 @@ from parallelsim.costs import CostTable
 from parallelsim.exposure import DataParallel, data_parallel_exposed, pipeline_transfer_time
 from parallelsim.memory import (
     FP32,
-    IS_FP32,
+    MXFP8,
     States,
+    gathered_expert_bytes,
+    gathered_parameter_bytes,
     most_expert_parameters,
     most_parameters,
 )
@@ -31,6 +33,8 @@ ADAM_BYTES = 30.0
 CAST_BYTES = 4.0
 """For each resident parameter: the 16-bit copy and its source."""
 CAST_BYTES_FP8 = 6.0
+CAST_BYTES_FP8_GATHERED = 2.0
+"""Where the fp8 weight itself arrives: its transpose is read and written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,30 +308,36 @@ def after_stages(
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
 
-    def synchronized(held: FloatArray, ranks: FloatArray, stride: IntArray) -> DataParallel:
+    def synchronized(
+        held: FloatArray, gathered: FloatArray, ranks: FloatArray, stride: IntArray
+    ) -> DataParallel:
         return data_parallel_exposed(
             framework.overlap,
             table.network,
             num_ranks=ranks,
             stride=stride,
             gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * held,
-            parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * held,
+            parameter_bytes=gathered,
             zero=plans.zero,
             overlap_grad_reduce=plans.overlap_grad_reduce,
             overlap_param_gather=plans.overlap_param_gather,
             micro_batch_s=pipeline.steady_s / m,
             window=window,
             num_micro_batches=m,
+            num_layers=np.maximum(np.maximum(*columns.layers[:2]), columns.layers.last),
         )
 
-    reduce_s, gather_s = synchronized(parameters, holders, plans.tp)
-    optimizer = optimizer_time(table, parameters, holders, plans.zero, fp8)
+    gathered = gathered_parameter_bytes(held, plans, columns)
+    reduce_s, gather_s = synchronized(parameters, gathered, holders, plans.tp)
+    cast = _cast_bytes(plans)
+    optimizer = optimizer_time(table, parameters, holders, plans.zero, cast)
     if held.experts is not None:
         of_experts, ranks = most_expert_parameters(held.experts, columns), held.experts.replicas
         ranks = ranks * columns.ends.copies
-        more = synchronized(of_experts, ranks, plans.ep * plans.etp)
+        gathered = gathered_expert_bytes(held.experts, plans, columns)
+        more = synchronized(of_experts, gathered, ranks, plans.ep * plans.etp)
         reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
-        optimizer = optimizer + optimizer_time(table, of_experts, ranks, plans.zero, fp8)
+        optimizer = optimizer + optimizer_time(table, of_experts, ranks, plans.zero, cast)
     dp = reduce_s + gather_s
     per_micro_batch = framework.host.micro_batch_s * m
     busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
@@ -368,15 +378,24 @@ def transfer_seconds(
     return transfer, exposed
 
 
+def _cast_bytes(plans: PlanBatch) -> FloatArray:
+    """Moved for each resident parameter when the optimizer has stepped, shape [P]."""
+    cast = np.where(IS_FP8[plans.precision], CAST_BYTES_FP8, CAST_BYTES)
+    if not plans.fp8_param_gather.any():
+        return cast
+    arrives_in_fp8 = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
+    return np.where(arrives_in_fp8, CAST_BYTES_FP8_GATHERED, cast)
+
+
 def optimizer_time(
-    table: CostTable, parameters: FloatArray, shards: FloatArray, zero: IntArray, fp8: FloatArray
+    table: CostTable, parameters: FloatArray, shards: FloatArray, zero: IntArray, cast: FloatArray
 ) -> FloatArray:
-    """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8) N) bytes at the bandwidth it reaches
-    (T14).
+    """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8 | 2 gathered in fp8) N) bytes at the
+    bandwidth it reaches (T14).
     """
     accelerator = table.cluster.accelerator
     rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
     owned = parameters / np.where(zero > 0, shards, 1.0)
     resident = np.where(zero == 3, owned, parameters)
-    moved = ADAM_BYTES * owned + np.where(fp8, CAST_BYTES_FP8, CAST_BYTES) * resident
+    moved = ADAM_BYTES * owned + cast * resident
     return np.asarray(moved / rate)

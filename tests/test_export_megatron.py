@@ -281,6 +281,7 @@ def test_biases_and_norms_have_their_flags():
         ({"grad_dtype": "bf16"}, ["bf16", "grad-reduce-in-bf16"]),
         ({"precision": "fp16"}, ["fp16", "accumulate-allreduce-grads-in-fp32"]),
         ({"precision": "fp8-current"}, ["bf16", "fp8-format hybrid", "fp8-recipe tensorwise"]),
+        ({"precision": "fp8-delayed", "fp8_param_gather": True}, ["fp8-param-gather"]),
         ({"tp_comm_overlap": True}, ["tp-comm-overlap"]),
         ({"cross_entropy_fusion": True}, ["cross-entropy-loss-fusion"]),
         ({"cuda_graphs": True}, ["cuda-graph-impl transformer_engine", "te-rng-tracker"]),
@@ -290,6 +291,14 @@ def test_biases_and_norms_have_their_flags():
 def test_each_choice_has_its_flags(changes, lines):
     script = export(replace(PLAN, **changes)).splitlines()
     assert [line for line in lines if f"  --{line}" not in script] == []
+
+
+def test_mxfp8_weights_are_made_from_the_gradient_buffer():
+    plan = replace(PLAN, precision="mxfp8", fp8_param_gather=True)
+    script = export(plan, cluster=load_cluster("hgx-b200", 256))
+    assert "--fp8-param-gather" in script
+    assert "--reuse-grad-buf-for-mxfp8-param-ag" in script
+    assert "--reuse" not in export(replace(PLAN, precision="fp8-current", fp8_param_gather=True))
 
 
 def test_no_recompute_leaves_no_recompute_flag():

@@ -118,7 +118,6 @@ def changed_mixer(**changes: object) -> ModelSpec:
         (changed_mixer(chunk_size=256), PLAN, "scan 128 tokens at once"),
         (changed_mixer(conv_kernel=3), PLAN, "convolution of 4 tokens"),
         (replace(HYBRID, num_mtp_layers=1), PLAN, "multi-token prediction for hybrids"),
-        (changed_mixer(num_groups=2), replace(PLAN, tp=4, dp=2), "tp=4 must divide the mixers' 2"),
         (changed_mixer(num_heads=4, num_groups=1), replace(PLAN, cp=8, dp=1), "cp=8"),
         (
             changed_mixer(num_heads=4, num_groups=4, head_dim=5, state_size=5),

@@ -154,14 +154,6 @@ def test_sinks_take_the_kernels_that_have_them():
     assert "--attention-backend fused\n" in export(DEEPSEEK)
 
 
-@pytest.mark.parametrize(
-    ("model", "kind", "reason"),
-    [(GPT_OSS, "all-gather", "sinks need .* a2a"), (DEEPSEEK, "a2a", "latent .* p2p")],
-)
-def test_context_parallelism_that_the_attention_cannot_have_is_refused(model, kind, reason):
-    with pytest.raises(ExportError, match=reason):
-        export(model, replace(PLAN, cp=2, dp=4, cp_comm_type=kind))
-
 
 def test_llama4_has_layers_without_rope_and_scores_what_experts_read():
     script = export(load_model("llama4-maverick"), replace(PLAN, ep=8))

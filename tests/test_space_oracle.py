@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from moe_models import MODELS
 from oracle_rules import broken, chunk_layers
 from parallelsim.search.grid import grid_search
 from parallelsim.search.space import SearchSpace
@@ -17,6 +18,7 @@ from parallelsim.search.space import SearchSpace
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import Attention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan, PlanBatch
 from parallelsim.rules import RULES, broken_rules, reasons
@@ -30,6 +32,11 @@ SPACES = (
     ("gpt2-xl", 8, 24, "megatron-core", "hgx-h100"),
     ("gpt2-xl", 8, 16, "megatron-lm-2022", "dgx-a100-80gb"),
     ("gemma2-27b", 8, 16, "megatron-core", "hgx-h100"),
+    ("llama3-8b", 8, 16, "nanotron", "hgx-h100"),
+    ("mixtral-like", 16, 4, "megatron-core", "hgx-h100"),
+    ("mixtral-like", 8, 4, "nanotron", "hgx-h100"),
+    ("deepseek-like", 16, 1, "megatron-core", "hgx-h100"),
+    ("gpt-oss-like", 8, 2, "megatron-core", "hgx-h100"),
 )
 LARGEST_MICRO_BATCH = 64
 LIGHTEST_END = 3
@@ -51,7 +58,7 @@ def degrees(cluster: ClusterSpec) -> Iterator[dict[str, int]]:
 def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[Staging]:
     """Every way to cut the layers, schedule the chunks and recompute, once each."""
     selective_helps = not framework.compute.flash_attention
-    for cut in cuts(model, pp):
+    for cut in cuts(model, framework, pp):
         largest = max(chunk_layers(model, Plan(pp=pp, **cut)) or [0])
         depths: list[tuple[str, int]] = [("none", 0), ("full", 0)]
         depths += [("selective", 0)] if selective_helps else []
@@ -61,7 +68,7 @@ def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[St
             yield {**cut, "schedule": schedule, **plan}
 
 
-def cuts(model: ModelSpec, pp: int) -> Iterator[Staging]:
+def cuts(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[Staging]:
     """Layouts and virtual stages that cut the layers, each set of chunks once."""
     for layout in LAYOUTS if pp > 1 else ("even",):
         ends = range(1, model.num_layers) if layout == "first-last" else (0,)
@@ -71,7 +78,7 @@ def cuts(model: ModelSpec, pp: int) -> Iterator[Staging]:
             for vpp in range(1, model.num_layers + 3) if pp > 1 else (1,):
                 fields = {"first_stage_layers": first, "last_stage_layers": last}
                 cut = {"layout": layout, "vpp": vpp, **fields}
-                if is_canonical_cut(model, pp, cut):
+                if is_canonical_cut(model, framework, pp, cut):
                     yield cut
 
 
@@ -82,38 +89,85 @@ def is_slightly_uneven(model: ModelSpec, pp: int, first: int, last: int) -> bool
     return rest >= 0 and all(0 <= middle - end <= LIGHTEST_END for end in (first, last))
 
 
-def is_canonical_cut(model: ModelSpec, pp: int, cut: Staging) -> bool:
-    """Whether the cut exists, and no earlier layout makes the same chunks."""
+def is_canonical_cut(
+    model: ModelSpec, framework: FrameworkSpec, pp: int, cut: Staging
+) -> bool:
+    """Whether the cut exists, and no earlier layout of the framework makes the same chunks."""
     chunks = chunk_layers(model, Plan(pp=pp, **cut))
     if chunks is None:
         return False
     plain = {"vpp": cut["vpp"], "first_stage_layers": 0, "last_stage_layers": 0}
     earlier = LAYOUTS[: LAYOUTS.index(str(cut["layout"]))]
+    earlier = tuple(name for name in earlier if name in framework.capabilities.layouts)
     others = (chunk_layers(model, Plan(pp=pp, **plain, layout=layout)) for layout in earlier)
     return chunks not in others
 
 
-def choices(framework: FrameworkSpec, degree: dict[str, int]) -> Iterator[dict[str, int | str]]:
-    """Sequence parallelism, ZeRO and kind of context parallelism, with the switches they decide."""
-    can = framework.capabilities
+def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, int | str]]:
+    """Sequence parallelism, ZeRO, kind of context parallelism and ranks of experts, with the
+    switches they decide.
+    """
+    can = space.framework.capabilities
     shards = degree["dp"] * degree["cp"]
+    fp8 = space.precision.startswith(("fp8", "mxfp8"))
+    spread = list(expert_choices(space, degree))
+    tp, cp, domain = degree["tp"], degree["cp"], space.cluster.domain_size
+    fits = [n for n in range(2, cp) if cp % n == 0 and tp * n <= domain and tp * cp > domain]
+    heads = [
+        number
+        for layer, _ in space.model.layer_kinds
+        if isinstance(layer.attention, Attention)
+        for number in (layer.attention.num_heads, layer.attention.num_query_groups)
+    ]
+    dealt = [n for n in fits if heads and all(number % (tp * n) == 0 for number in heads)]
     for sequence_parallel, zero, kind in product((False, True), (0, 1, 2, 3), CP_COMM_TYPES):
         without_effect = (
-            (sequence_parallel and degree["tp"] == 1)
+            (kind == "a2a+p2p" and not dealt)
+            or (sequence_parallel and degree["tp"] == 1)
             or (zero and shards == 1)
             or (degree["cp"] == 1 and kind != "p2p")
         )
         if not without_effect:
             reduces = can.overlap_grad_reduce and shards > 1
-            yield {
+            switches = {
                 "sequence_parallel": sequence_parallel,
                 "zero": zero,
                 "cp_comm_type": kind,
+                "cp_a2a": max(dealt) if kind == "a2a+p2p" else 1,
                 "tp_comm_overlap": can.tp_comm_overlap and sequence_parallel,
                 "overlap_grad_reduce": reduces,
                 "overlap_param_gather": reduces and can.overlap_param_gather and zero > 0,
                 "cross_entropy_fusion": can.cross_entropy_fusion,
+                "fp8_param_gather": can.fp8_param_gather and fp8 and zero > 0,
             }
+            yield from ({**switches, **experts} for experts in spread)
+
+
+def expert_choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, int | str]]:
+    """ep and etp that deal out whole experts, with the dispatchers that can win.
+
+    ep alone is enough wherever it divides the experts over as many ranks.
+    """
+    mixtures = {layer.experts for layer, _ in space.model.layer_kinds if layer.experts}
+    can = space.framework.capabilities
+    if not mixtures:
+        yield {}
+        return
+    (experts,) = mixtures
+    number = experts.num_experts
+    for ep, etp in product(range(1, number + 1), range(1, degree["tp"] + 1)):
+        if number % ep or degree["tp"] % etp or (etp > 1 and number % (ep * etp) == 0):
+            continue
+        ranks = ep * etp
+        names = ["all-to-all"] if ranks == 1 else ["all-to-all", "deepep"]
+        if 1 < ranks <= experts.top_k:
+            names.append("all-gather")
+        for name in names:
+            overlaps = (False, True) if can.ep_comm_overlap else (False,)
+            graphs = (False, True) if can.cuda_graphs else (False,)
+            for overlap, graph in product(overlaps, graphs):
+                chosen = {"ep": ep, "etp": etp, "moe_dispatcher": name, "cuda_graphs": graph}
+                yield {**chosen, "ep_comm_overlap": overlap}
 
 
 PIPELINE_RULES = {
@@ -126,35 +180,48 @@ PIPELINE_RULES = {
     "framework-has-schedule",
     "framework-has-layout",
     "framework-has-recompute",
+    "ep-overlap-needs-interleaving",
+    "cuda-graphs-without-full-recompute",
 }
-"""They see pp, the number of micro-batches and the staging alone; the other rules see the rest."""
+"""They see pp, the number of micro-batches, the overlap of experts, CUDA graphs and the staging
+alone; the other rules see the rest."""
 
 
 def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
     """The fields beside the staging that obey the rules, with all stagings that go with them."""
     inputs = (space.model, space.cluster, space.framework)
     by_pp: dict[int, list[Staging]] = {}
-    obeying: dict[tuple[int, bool], list[Staging]] = {}
+    obeying: dict[tuple[int | bool, ...], list[Staging]] = {}
     for degree in degrees(space.cluster):
         pp = degree["pp"]
         if pp not in by_pp:
             by_pp[pp] = list(stagings(space.model, space.framework, pp))
         for micro_batch_size in range(1, LARGEST_MICRO_BATCH + 1):
-            batch = {"global_batch_size": space.global_batch_size}
+            batch: dict[str, int | str] = {"global_batch_size": space.global_batch_size}
+            batch["precision"] = space.precision
             batch["micro_batch_size"] = micro_batch_size
-            for chosen in choices(space.framework, degree):
+            for chosen in choices(space, degree):
                 shared = {**degree, **batch, **chosen}
                 plan = Plan(**shared)
                 if broken(*inputs, plan) - PIPELINE_RULES:
                     continue
+                overlapped = {**shared, "ep_comm_overlap": True}
+                better = not plan.ep_comm_overlap and not (
+                    broken(*inputs, Plan(**overlapped)) - PIPELINE_RULES
+                )
                 whole_rounds = plan.num_micro_batches % pp == 0
-                if (pp, whole_rounds) not in obeying:
-                    obeying[pp, whole_rounds] = [
+                key = (pp, whole_rounds, plan.ep_comm_overlap, better, plan.cuda_graphs)
+                if key not in obeying:
+                    obeying[key] = [
                         staging
                         for staging in by_pp[pp]
                         if not broken(*inputs, Plan(**shared, **staging)) & PIPELINE_RULES
+                        and not (
+                            better
+                            and not broken(*inputs, Plan(**overlapped, **staging)) & PIPELINE_RULES
+                        )
                     ]
-                yield shared, obeying[pp, whole_rounds]
+                yield shared, obeying[key]
 
 
 def _space(
@@ -165,7 +232,7 @@ def _space(
     cluster_name: str,
 ) -> SearchSpace:
     return SearchSpace(
-        load_model(model_name),
+        MODELS[model_name] if model_name in MODELS else load_model(model_name),
         load_cluster(cluster_name, num_gpus=num_gpus),
         load_framework(framework_name),
         global_batch_size,
@@ -191,6 +258,21 @@ def test_space_equals_the_nested_loops(
     for name, plans in (("missing", missing), ("too many", extra)):
         assert not plans, f"{len(plans)} {name} of {len(expected)}: {min(plans, key=str)}"
     assert space.num_candidates == sum(len(block) for block in space.blocks())
+
+
+@pytest.mark.parametrize("precision", ["fp8-current", "fp8-delayed"])
+def test_fp8_space_keeps_weights_in_fp8_wherever_it_can(precision: str) -> None:
+    """The switch is on with a sharded optimizer, off without, and ``fixed`` turns it off."""
+    inputs = (load_model("llama3-8b"), load_cluster("hgx-h100", 8), load_framework("megatron-core"))
+    space = SearchSpace(*inputs, 64, precision)
+    expected = {Plan(**shared, **staging) for shared, all_ in halves(space) for staging in all_}
+    plans = list(_valid(space))
+    assert set(plans) == expected
+    assert len(plans) == len(expected)
+    assert {plan.fp8_param_gather for plan in plans if plan.zero} == {True}
+    assert {plan.fp8_param_gather for plan in plans if not plan.zero} == {False}
+    off = SearchSpace(*inputs, 64, precision, fixed={"fp8_param_gather": False})
+    assert {plan.fp8_param_gather for plan in _valid(off)} == {False}
 
 
 def test_space_of_llama3_70b_on_256_gpus_has_as_many_plans_as_the_nested_loops() -> None:

@@ -73,6 +73,7 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
     last = np.where(is_first_last, np.maximum(per_stage - pick(0, 1, 2, 4), 1), 0)
     recompute = pick(0, 1, 2, 2)
     sequence_parallel = (tp > 1) & (pick(0, 1, 1) | model.has_experts)
+    kind = np.where(cp > 2, rng.integers(0, 4, n), rng.integers(0, 3, n))
     dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 1)
     columns = draw_experts(model, tp * cp * dp, (pp == 1) | (vpp > 1), recompute < 2, rng)
     columns |= {
@@ -93,12 +94,14 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
         "recompute_num_layers": np.where(recompute == 2, pick(0, 1, 2), 0),
         "precision": rng.integers(0, len(CHOICES["precision"]), n),
         "grad_dtype": pick(*BINARY),
-        "cp_comm_type": rng.integers(0, 3, n),
+        "cp_comm_type": kind,
+        "cp_a2a": np.where((kind == 3) & (cp > 2), 2, 1),
         "tp_comm_overlap": sequence_parallel & pick(*BINARY),
         "overlap_grad_reduce": grads,
         "overlap_param_gather": grads & (zero > 0) & pick(*BINARY),
         "cross_entropy_fusion": pick(*BINARY),
         "cuda_graphs": pick(*BINARY),
+        "fp8_param_gather": (zero > 0) & pick(*BINARY),
     }
     return PlanBatch.from_columns(n, columns)
 

@@ -114,11 +114,11 @@ def _check(
             f"a plan for {_printable(framework.name)} is not launched by Megatron-LM; "
             "plan again with --framework megatron-core"
         )
-    if messages := explain(model, cluster, framework, plan):
-        raise ExportError(f"the plan cannot run: {'; '.join(messages)}")
     if reasons := list(model_refusals(model, version)):
         name = _printable(model.name)
         raise ExportError(f"Megatron-LM cannot build {name}: {'; '.join(reasons)}")
+    if messages := explain(model, cluster, framework, plan):
+        raise ExportError(f"the plan cannot run: {'; '.join(messages)}")
     if reasons := refusals(model, plan, version):
         raise ExportError(f"Megatron-LM cannot run the plan: {'; '.join(reasons)}")
 

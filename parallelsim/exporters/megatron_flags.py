@@ -13,7 +13,7 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Attention, LatentAttention
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan
+from parallelsim.plan import CP_COMM_TYPES, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ LAYOUT_FLAGS = {
         "--account-for-loss-in-pipeline-split",
     ),
 }
-CP_COMM_FLAGS = {"p2p": "p2p", "all-gather": "all_gather", "a2a": "a2a"}
+CP_COMM_FLAGS = {name: name.replace("-", "_") for name in CP_COMM_TYPES}
 
 
 def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Iterator[str]:
@@ -135,34 +135,31 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
-    groups = [a.num_query_groups for a in _softmax_attentions(model)]
+    attentions = [layer.attention for layer, _ in model.layer_kinds]
+    groups = [a.num_query_groups for a in attentions if isinstance(a, Attention)]
     if not version.kv_replication and any(number % plan.tp for number in groups):
         yield f"{version.name} does not replicate {min(groups)} key/value heads over tp={plan.tp}"
-    if plan.cp > 1:
-        # Transformer Engine refuses both when training starts.
-        if _has_sinks(model) and plan.cp_comm_type != "a2a":
-            yield f"with cp={plan.cp} attention sinks need cp_comm_type a2a"
-        if _has_latents(model) and plan.cp_comm_type in ("a2a", "all-gather"):
-            yield f"with cp={plan.cp} latent attention needs cp_comm_type p2p"
     if plan.cuda_graphs and plan.recompute == "selective":
         if not version.cuda_graphs_with_recompute:
             yield f"{version.name} has no CUDA graphs with recompute"
         elif model.attention_dropout:
             dropout = model.attention_dropout
             yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
+    yield from _module_refusals(model, plan)
 
 
-def _softmax_attentions(model: ModelSpec) -> list[Attention]:
-    kinds = [layer.attention for layer, _ in model.layer_kinds]
-    return [attention for attention in kinds if isinstance(attention, Attention)]
-
-
-def _has_sinks(model: ModelSpec) -> bool:
-    return any(a.sinks for a in _softmax_attentions(model))
-
-
-def _has_latents(model: ModelSpec) -> bool:
-    return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.layer_kinds)
+def _module_refusals(model: ModelSpec, plan: Plan) -> Iterator[str]:
+    """Parts of a layer that it does not recompute here (transformer_config.py)."""
+    modules = plan.recompute_modules.split("+")
+    if "mla_up_proj" in modules and not any(
+        isinstance(layer.attention, LatentAttention) for layer in model.layers
+    ):
+        yield "it recomputes mla_up_proj in multi-head latent attention alone"
+    if "moe_act" in modules and not model.has_experts:
+        yield "it recomputes moe_act in mixtures of experts alone"
+    late = [name for name in ("layernorm", "moe_act") if name in modules]
+    if late and plan.precision == "fp8-delayed":
+        yield f"it does not recompute {' or '.join(late)} with precision fp8-delayed"
 
 
 def batch(plan: Plan) -> FlagGroup:
@@ -184,6 +181,9 @@ def parallelism(plan: Plan) -> FlagGroup:
         flags += ["--sequence-parallel"]
     if plan.cp > 1:
         flags += [f"--cp-comm-type {CP_COMM_FLAGS[plan.cp_comm_type]}"]
+    if plan.cp_a2a > 1:
+        sizes = f"{plan.cp_a2a} {plan.cp // plan.cp_a2a}"
+        flags += [f"--hierarchical-context-parallel-sizes {sizes}"]
     if plan.vpp > 1:
         flags += [f"--num-virtual-stages-per-pipeline-rank {plan.vpp}"]
     if plan.layout == "first-last":
@@ -202,7 +202,7 @@ def memory(plan: Plan) -> FlagGroup | None:
     if plan.recompute == "selective":
         flags: Sequence[str] = (
             "--recompute-granularity selective",
-            "--recompute-modules core_attn",
+            "--recompute-modules " + plan.recompute_modules.replace("+", " "),
         )
     elif plan.recompute_num_layers:
         number = f"--recompute-num-layers {plan.recompute_num_layers}"
@@ -235,6 +235,10 @@ def precision(plan: Plan) -> FlagGroup | None:
     flags = list(PRECISION_FLAGS[plan.precision])
     if plan.grad_dtype == "bf16" and "--bf16" in flags:
         flags += ["--grad-reduce-in-bf16"]
+    if plan.fp8_param_gather:
+        flags += ["--fp8-param-gather"]
+        # Row- and column-scaled weights are made from 16 bits gathered in the gradient buffer.
+        flags += ["--reuse-grad-buf-for-mxfp8-param-ag"] if plan.precision == "mxfp8" else []
     if plan.grad_dtype == "fp32" and "--fp16" in flags:
         flags += ["--accumulate-allreduce-grads-in-fp32"]
     if not flags:
@@ -284,6 +288,15 @@ def graph_modules(model: ModelSpec, plan: Plan) -> list[str]:
     # Tokens that are filled up are counted on the host before they are sent.
     waits = plan.moe_dispatcher == "all-to-all" and plan.precision in LOW_PRECISIONS
     return modules if waits else [*modules, "moe_preprocess"]
+
+
+def _has_sinks(model: ModelSpec) -> bool:
+    attentions = [layer.attention for layer, _ in model.layer_kinds]
+    return any(isinstance(a, Attention) and a.sinks for a in attentions)
+
+
+def _has_latents(model: ModelSpec) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.layer_kinds)
 
 
 def _attention_backend(

@@ -69,12 +69,9 @@ def hybrid_plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion)
     mixer = mixer_of(model)
     if mixer is None:
         return
-    if mixer.num_groups % plan.tp or mixer.num_heads % plan.tp:
-        yield f"tp={plan.tp} must divide the mixers' {mixer.num_groups} groups"
-    else:
-        local = mixer.num_groups // plan.tp
-        if (local % plan.cp and plan.cp % local) or mixer.num_heads // plan.tp % plan.cp:
-            yield f"cp={plan.cp} must divide the mixers' {local} groups of a rank, or be a multiple"
+    local = mixer.num_groups // plan.tp
+    if (local % plan.cp and plan.cp % local) or mixer.num_heads // plan.tp % plan.cp:
+        yield f"cp={plan.cp} must divide the mixers' {local} groups of a rank, or be a multiple"
     columns = mixer.inner_width + mixer.conv_width + mixer.num_heads
     if plan.precision in LOW_PRECISIONS and columns % 16:
         yield f"in {plan.precision} the mixers' {columns} columns must divide by 16"

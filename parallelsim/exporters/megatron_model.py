@@ -44,6 +44,10 @@ def model_refusals(
     model: ModelSpec, version: MegatronVersion = VERSIONS[DEFAULT_VERSION]
 ) -> Iterator[str]:
     """What of the architecture Megatron-LM's pretraining scripts cannot build."""
+    if model.input_operators or model.output_operators or not model.vocab_size:
+        yield "it trains language models, between a vocabulary table and its logits"
+    if any(layer.custom for layer, _ in model.layer_kinds):
+        yield "it builds no layers of custom operators"
     if model.num_stacks > 1 or any(layer.seq_length for layer, _ in model.layer_kinds):
         yield "it trains no encoder with a decoder: main has no pretrain_t5.py any more"
         return

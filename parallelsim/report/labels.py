@@ -69,6 +69,7 @@ _PARTS = (
     ("overlap_param_gather", "parameter overlap"),
     ("cross_entropy_fusion", "fused loss"),
     ("cuda_graphs", "CUDA graphs"),
+    ("fp8_param_gather", "fp8 weights"),
 )
 
 
@@ -90,7 +91,11 @@ def switches(plan: Plan) -> str:
     if plan.layout == "first-last":
         parts[1] += f" ({plan.first_stage_layers}/{plan.last_stage_layers})"
     parts += [f"recompute {plan.recompute_label}", f"gradients {plan.grad_dtype}"]
-    parts += [f"cp by {plan.cp_comm_type}"] if plan.cp > 1 else []
+    groups = f" (a2a over {plan.cp_a2a})" if plan.cp_a2a > 1 else ""
+    parts += [f"cp by {plan.cp_comm_type}{groups}"] if plan.cp > 1 else []
+    if plan.ep * plan.etp > 1:
+        parts += [f"experts by {plan.moe_dispatcher}"]
+        parts += ["EP overlap on"] if plan.ep_comm_overlap else []
     parts += [f"{words} {'on' if getattr(plan, name) else 'off'}" for name, words in _PARTS]
     return ", ".join(parts)
 
