@@ -310,6 +310,14 @@ def test_older_version_has_no_graphs_of_routers_nor_latent_experts():
     assert "--moe-latent-size 1024" in export(with_experts(MIXTRAL, latent_size=1024))
 
 
+def test_older_version_does_not_replicate_key_and_value_heads():
+    qwen = load_model("qwen3-30b-a3b")
+    plan = replace(PLAN, tp=8, dp=1, sequence_parallel=True)
+    with pytest.raises(ExportError, match="does not replicate 4 key/value heads over tp=8"):
+        export(qwen, plan, OLD)
+    export(qwen, plan)
+
+
 def test_balance_is_a_placeholder_and_is_never_forced():
     for model in (MIXTRAL, DEEPSEEK):
         script = export(model, replace(PLAN, ep=8))

@@ -37,6 +37,8 @@ class MegatronVersion:
     expert_options: bool
     """Has ``--moe-latent-size``, ``--moe-shared-expert-gate``, and CUDA graphs of routers
     (``--cuda-graph-modules``)."""
+    kv_replication: bool
+    """Key/value heads are replicated where there are fewer than tp."""
     hybrid_script: str
     """The program that trains hybrids of attention and state spaces."""
     hybrid_stack: str
@@ -59,6 +61,7 @@ VERSIONS = {
             router_padding="--moe-router-padding-for-fp8",
             no_experts_in=frozenset({"fp32", "fp16", "nvfp4"}),
             expert_options=False,
+            kv_replication=False,
             hybrid_script="pretrain_mamba.py",
             hybrid_stack="megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
             hybrid_stages=False,
@@ -73,6 +76,7 @@ VERSIONS = {
             router_padding="--moe-router-padding-for-quantization",
             no_experts_in=frozenset(),
             expert_options=True,
+            kv_replication=True,
             hybrid_script="pretrain_hybrid.py",
             hybrid_stack="megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
             hybrid_stages=True,
@@ -131,6 +135,10 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
+    attentions = [layer.attention for layer, _ in model.layer_kinds]
+    groups = [a.num_query_groups for a in attentions if isinstance(a, Attention)]
+    if not version.kv_replication and any(number % plan.tp for number in groups):
+        yield f"{version.name} does not replicate {min(groups)} key/value heads over tp={plan.tp}"
     if plan.cuda_graphs and plan.recompute == "selective":
         if not version.cuda_graphs_with_recompute:
             yield f"{version.name} has no CUDA graphs with recompute"
@@ -152,6 +160,8 @@ def _module_refusals(model: ModelSpec, plan: Plan) -> Iterator[str]:
     late = [name for name in ("layernorm", "moe_act") if name in modules]
     if late and plan.precision == "fp8-delayed":
         yield f"it does not recompute {' or '.join(late)} with precision fp8-delayed"
+
+
 def batch(plan: Plan) -> FlagGroup:
     """Micro-batch and global batch."""
     comment = f"Batch: {plan.num_micro_batches} micro-batches a step for each of {plan.dp} replicas"
