@@ -32,11 +32,12 @@ SWITCHES = (
 """Plan switches that a framework may not have (fields of ``Capabilities`` under the same names)."""
 RECOMPUTE_KINDS = ("none", "selective", "full", "block")
 """``block`` is ``full`` with a number of layers."""
-EXTRA_LAYERS = (0, 1, 1, 2, 0)
+EXTRA_LAYERS = (0, 1, 1, 2, 0, 0)
 """By layout: how many of embedding and loss count as a layer when layers are cut into stages."""
 
 NONE, INTERLEAVED = code("schedule", "none"), code("schedule", "interleaved-1f1b")
 EVEN, FIRST_LAST = code("layout", "even"), code("layout", "first-last")
+FREE = code("layout", "free")
 EMBEDDING_LOSS = code("layout", "embedding-loss")
 FULL = code("recompute", "full")
 P2P, A2A = code("cp_comm_type", "p2p"), code("cp_comm_type", "a2a")
@@ -197,7 +198,7 @@ def layers_uneven(c: Context, p: PlanBatch) -> BoolArray:
         uneven: BoolArray = (c.num_layers + k % 3) % np.maximum(k // 3, 1) != 0
         return uneven
 
-    broken: BoolArray = by_value(key, predicate) & (p.layout != FIRST_LAST)
+    broken: BoolArray = by_value(key, predicate) & (p.layout < FIRST_LAST)
     return broken
 
 
@@ -220,6 +221,23 @@ def first_last_wrong(c: Context, p: PlanBatch) -> BoolArray:
     return broken
 
 
+def chunk_layers_wrong(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """Layout free does not cut all layers into pp * vpp chunks; another layout lists chunks."""
+    chosen = p.layout == FREE
+    if len(p.cuts) == 1:
+        return chosen
+    sizes, sums = (np.array([count(cut) for cut in p.cuts]) for count in (len, sum))
+    filled = np.array([min(cut, default=0) > 0 or _ends_alone_empty(cut) for cut in p.cuts])
+    at = p.chunk_layers
+    whole = (sizes[at] == c.chunks) & (sums[at] == c.num_layers) & filled[at]
+    return np.where(chosen, ~whole, at != 0)
+
+
+def _ends_alone_empty(cut: tuple[int, ...]) -> bool:
+    """The first chunk has the embedding, the last one the loss: they may do without layers."""
+    return len(cut) > 1 and min(cut[1:-1], default=1) > 0 and min(cut, default=0) >= 0
+
+
 def recompute_beyond_chunk(c: Context, p: PlanBatch) -> BoolArray | bool:
     """More layers to recompute than the fullest virtual stage has, or a number without ``full``."""
     broken: BoolArray = p.recompute_num_layers != 0
@@ -239,6 +257,9 @@ def recompute_beyond_chunk(c: Context, p: PlanBatch) -> BoolArray | bool:
         middle = np.maximum(c.num_layers - first - last, 0) // between
         largest = np.maximum(np.maximum(first, last), middle)
         beyond = np.where(uneven, asked * p.vpp[index] > largest, beyond)
+    if len(p.cuts) > 1:
+        most = np.array([max(cut, default=0) for cut in p.cuts])[p.chunk_layers[index]]
+        beyond = np.where(layout == FREE, asked > most, beyond)
     broken[index] = beyond | (p.recompute[index] != FULL)
     return broken
 

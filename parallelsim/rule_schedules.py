@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, PlanBatch, code
-from parallelsim.rule_checks import FIRST_LAST, INTERLEAVED, NONE, BoolArray, Context
+from parallelsim.rule_checks import FIRST_LAST, FREE, INTERLEAVED, NONE, BoolArray, Context
 
 ANY = 2**31
 CHUNKS = {
@@ -122,15 +122,16 @@ def wrong_groups(c: Context, p: PlanBatch) -> BoolArray | bool:
 
 
 def wrong_layout(c: Context, p: PlanBatch) -> BoolArray | bool:
-    """A number of layers for the first and last rank where the first rank holds both ends."""
+    """Layers by rank where the first rank holds both ends, or a rank two copies of some."""
     if not _beyond_plain(p):
         return False
-    return np.asarray(IS_WAVE[p.schedule] & (p.layout == FIRST_LAST))
+    wave, two_way = IS_WAVE[p.schedule], IS_TWO_WAY[p.schedule]
+    return np.asarray((wave & (p.layout == FIRST_LAST)) | ((wave | two_way) & (p.layout == FREE)))
 
 
 def explain_layout(c: Context, p: Plan) -> str:
     """What to do."""
     return (
-        f"schedule {p.schedule} keeps both ends of the model on the first of pp={p.pp} ranks, so "
-        "layout first-last has no meaning; use even, embedding, loss or embedding-loss"
+        f"schedule {p.schedule} keeps parts of the model from both ends on one of pp={p.pp} ranks, "
+        f"so layout {p.layout} has no meaning; use even, embedding, loss or embedding-loss"
     )

@@ -82,6 +82,16 @@ def _explain_first_last(c: Context, p: Plan) -> str:
     )
 
 
+def _explain_chunks(c: Context, p: Plan) -> str:
+    if p.layout != "free":
+        return f"chunk_layers needs layout free, got {p.layout}; use it, or leave the list empty"
+    return (
+        f"chunk_layers lists {sum(p.chunk_layers)} layers in {len(p.chunk_layers)} chunks, the "
+        f"model has {c.num_layers} for pp={p.pp} x vpp={p.vpp} = {p.pp * p.vpp} chunks; only the "
+        "first and the last chunk may have none"
+    )
+
+
 def _explain_recompute(c: Context, p: Plan) -> str:
     if p.recompute != "full":
         return (
@@ -236,7 +246,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "layout-fits-schedule",
-        "layout first-last needs both ends of the model on ranks of their own",
+        "layouts first-last and free need both ends of the model on ranks of their own",
         schedules.wrong_layout,
         schedules.explain_layout,
         reads_staging=True,
@@ -246,6 +256,13 @@ RULES: tuple[Rule, ...] = (
         "layout first-last leaves the stages between equal, in whole virtual stages",
         check.first_last_wrong,
         _explain_first_last,
+        reads_staging=True,
+    ),
+    Rule(
+        "chunk-layers-fit",
+        "layout free lists the layers of pp * vpp chunks, all of the model's",
+        check.chunk_layers_wrong,
+        _explain_chunks,
         reads_staging=True,
     ),
     Rule(

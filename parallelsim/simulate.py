@@ -17,19 +17,17 @@ from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
 from parallelsim.memory import (
     MemoryBreakdown,
-    Stage,
     States,
-    activations,
+    each_stage,
     fullest_stage,
     peak_memory,
-    stage_memory,
     states,
 )
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan import PRECISIONS, Plan, PlanBatch
 from parallelsim.rules import broken_rules, reasons
-from parallelsim.stages import Columns, StageLayers, plan_columns
+from parallelsim.stages import Columns, free_stages, plan_columns
 from parallelsim.step import StepBreakdown, step_breakdown, step_time
 from parallelsim.uncertainty import fits_probability, interval_factor, regime_of
 
@@ -96,6 +94,9 @@ class Simulation:
     reasons: IntArray
     """Bit i set: rule ``rules.RULES[i]`` is broken."""
     memory_limit: float
+    replayed: BoolArray
+    """The pipeline is replayed operation by operation (:mod:`parallelsim.replay`) or needs not be,
+    with pp = 1; else the step time is that of the closed form."""
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -155,6 +156,7 @@ class Simulation:
         plan = self.plans.plan(index)
         row: dict[str, Any] = {name: float(getattr(self, name)[index]) for name in RATES}
         row["regime"] = self.regime
+        row["replayed"] = bool(self.replayed[index])
         row["feasible"] = bool(self.feasible[index])
         row["reasons"] = reasons(int(self.reasons[index]))
         row["zone"] = ZONES[int(self.zone[index])]
@@ -252,30 +254,14 @@ def memory_per_stage(
     model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
 ) -> list[dict[str, Any]]:
     """Peak bytes of every stage of one plan, term by term: the batch formula over the stages."""
-    index = np.arange(plan.pp, dtype=np.float64)
-    batch = PlanBatch.from_plans([plan]).take(np.zeros(plan.pp, np.int64))
-    table = CostTable(model, cluster, framework, batch)
-    rows, _, columns, held = _block_inputs(table, batch)
-    is_first, is_last = index == 0, index == plan.pp - 1
-
-    def by_stage(values: StageLayers) -> FloatArray:
-        return np.where(is_first, values.first, np.where(is_last, values.last, values.middle))
-
-    def at_ends(first: FloatArray | float, last: FloatArray | float) -> FloatArray:
-        return np.where(is_first, first, np.where(is_last, last, 0.0))
-
-    edges, ends = at_ends(held.first_parameters, held.last_parameters), columns.ends
-    layers = by_stage(columns.layers)
-    embedding = at_ends(ends.embedding_first, ends.embedding_last)
-    head = np.ceil(at_ends(ends.head_first, ends.head_last))
-    stage = Stage(index, layers, by_stage(columns.recomputed), edges, embedding, head)
-    memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
+    batch = PlanBatch.from_plans([plan])
+    layers, memory = each_stage(CostTable(model, cluster, framework, batch), batch)
     terms = {
         f.name: np.broadcast_to(getattr(memory, f.name), plan.pp) for f in fields(MemoryBreakdown)
     }
     total = memory.total_bytes
     return [
-        {"stage": i, "layers": float((layers * ends.copies)[i])}
+        {"stage": i, "layers": float(layers[i])}
         | {name: float(term[i]) for name, term in terms.items()}
         | {"total_bytes": float(total[i])}
         for i in range(plan.pp)
@@ -325,6 +311,8 @@ class _Outputs:
         per_gpu = rate / gpus
         mfu = self.flops * per_gpu / self.peak_rate[block.precision]
         again = _recomputed_frac(self.table.model, columns)
+        for index, stages in free_stages(block):
+            again[index] = stages.recomputed.sum() / self.table.model.num_layers
         return {
             "tokens_per_s": rate * float(self.table.model.seq_length),
             "tokens_per_s_per_gpu": per_gpu * float(self.table.model.seq_length),
@@ -346,6 +334,7 @@ class _Outputs:
             memory=MemoryBreakdown(**self.memory),
             memory_capacity_bytes=self.capacity,
             memory_limit=self.memory_limit,
+            replayed=np.zeros(len(plans), np.bool_),
             **self.columns,
         )
 

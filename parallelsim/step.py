@@ -18,7 +18,7 @@ from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
 from parallelsim.plan import PlanBatch
-from parallelsim.stages import Columns, chunk_layers, recomputed_layers
+from parallelsim.stages import Columns, StageLayers, chunk_layers, recomputed_layers
 
 ADAM_BYTES = 30.0
 """Read and written for each optimizer element: fp32 gradient, master weight and both moments."""
@@ -100,14 +100,17 @@ def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSe
     )
 
 
-def chunk_seconds(table: CostTable, rows: IntArray, plans: PlanBatch) -> ChunkSeconds:
+def chunk_seconds(
+    table: CostTable, rows: IntArray, plans: PlanBatch, layers: StageLayers | None = None
+) -> ChunkSeconds:
     """Forward, input and weight gradient of one micro-batch by stage of the model.
 
     Weight gradients are those of the GEMMs; the rest of the backward, and the recompute, goes with
-    the input gradient.
+    the input gradient. ``layers`` are those of the plans' own layouts unless given.
     """
-    layers = chunk_layers(table.model.num_layers, plans)
-    layers = layers._replace(middle=np.ceil(layers.middle))
+    if layers is None:
+        layers = chunk_layers(table.model.num_layers, plans)
+        layers = layers._replace(middle=np.ceil(layers.middle))
     layer, edge = table.layer, table.edge
     forward, weight = layer.forward_s[rows], layer.weight_s[rows]
     rest = table.layer_total_s[rows] - forward - weight

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from parallelsim.search.partition_layouts import megatron_layout
+
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import Layer, ModelSpec
@@ -27,6 +29,8 @@ class MegatronVersion:
     """Graphs of whole layers need ``--cuda-graph-scope full``; later versions default to them."""
     cuda_graphs_with_recompute: bool
     """CUDA graphs go with selective recompute."""
+    stage_layout: bool = True
+    """Has ``--pipeline-model-parallel-layout``: since core_v0.13.0."""
 
 
 VERSIONS = {
@@ -147,6 +151,8 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         yield f"it shards the optimizer alone (zero 1), not zero={plan.zero}"
     if plan.schedule not in ("none", "1f1b", "interleaved-1f1b"):
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
+    if plan.layout == "free" and not version.stage_layout:
+        yield f"{version.name} has no --pipeline-model-parallel-layout (since core_v0.13.0)"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
     if plan.cuda_graphs and plan.recompute == "selective":
@@ -222,9 +228,12 @@ def parallelism(plan: Plan) -> FlagGroup:
         flags += ["--sequence-parallel"]
     if plan.cp > 1:
         flags += [f"--cp-comm-type {CP_COMM_FLAGS[plan.cp_comm_type]}"]
-    if plan.vpp > 1:
+    if plan.vpp > 1 and plan.layout != "free":
         flags += [f"--num-virtual-stages-per-pipeline-rank {plan.vpp}"]
-    if plan.layout == "first-last":
+    if plan.layout == "free":
+        # The number of virtual stages follows from the number of chunks.
+        flags += [f'--pipeline-model-parallel-layout "{megatron_layout(plan.chunk_layers)}"']
+    elif plan.layout == "first-last":
         flags += [f"--decoder-first-pipeline-num-layers {plan.first_stage_layers}"]
         flags += [f"--decoder-last-pipeline-num-layers {plan.last_stage_layers}"]
     else:

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY = "out of memory"
 
 CP_MARKS = {"p2p": "", "all-gather": "g", "a2a": "a"}
-LAYOUT_MARKS = {"even": "", "embedding": "e", "loss": "l", "embedding-loss": "b", "first-last": "f"}
+LAYOUT_MARKS = {
+    "even": "",
+    "embedding": "e",
+    "loss": "l",
+    "embedding-loss": "b",
+    "first-last": "f",
+    "free": "c",
+}
 """Behind the degrees of context and pipeline parallelism: how, where it is not the usual way."""
 
 TIGHT_MEANS = "they may run out of memory. P(fits) says how likely each is to fit; run three steps."
