@@ -17,19 +17,20 @@ import numpy as np
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.costs import CostTable
-from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.memory import activations, states
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan import SCHEDULES, UNSYNCHRONIZED, Plan, PlanBatch
+from parallelsim.plan import UNSYNCHRONIZED, Plan, PlanBatch
 from parallelsim.simulate import RATES, Simulation
 from parallelsim.stages import (
+    FIRST_LAST,
     StageLayers,
     chunk_layers,
     free_stages,
     plan_columns,
     recomputed_layers,
+    stage_layers,
 )
 from parallelsim.step import (
     StepBreakdown,
@@ -52,6 +53,11 @@ from parallelsim.timeline import (
     steady_step_time,
     step_time,
 )
+
+
+MOST_OPERATIONS = 200_000
+"""Of a schedule that :func:`replayed` runs: about half a second. Larger ones keep the closed
+form."""
 
 
 class PlanReplay(NamedTuple):
@@ -181,14 +187,24 @@ def plan_graph(plan: Plan) -> Graph:
     return compile_graph(schedule, gathers=True)
 
 
-def replayed(simulation: Simulation, table: CostTable | None = None) -> Simulation:
+def replayed(
+    simulation: Simulation,
+    table: CostTable | None = None,
+    graphs: dict[tuple[int, ...], Graph] | None = None,
+) -> Simulation:
     """The simulation with the pipeline of every plan replayed instead of its closed form.
 
     The bubble holds the difference, so that the total stays the sum of its terms; where the replay
     hides transfers that the closed form counts, the transfers are less. Stragglers stretch what
     there is. Left as they are: plans that break a rule, that have no pipeline (the closed form is
-    exact), or whose pipeline is larger than what is replayed.
+    exact), or whose pipeline has more operations than ``MOST_OPERATIONS``.
+
+    Args:
+        simulation: plans of any kind.
+        table: costs that cover the plans' shapes, from an earlier call on the same inputs.
+        graphs: compiled schedules of earlier calls; new ones are added.
     """
+    graphs = {} if graphs is None else graphs
     plans = simulation.plans
     table = table or CostTable(simulation.model, simulation.cluster, simulation.framework, plans)
     time = {f.name: getattr(simulation.time, f.name).copy() for f in fields(StepBreakdown)}
@@ -199,10 +215,12 @@ def replayed(simulation: Simulation, table: CostTable | None = None) -> Simulati
         if some.pp[0] == 1:
             done[index] = True
             continue
-        try:
-            planned = batch_replay(table, some)
-        except PlanError:
+        if num_operations(some)[0] > MOST_OPERATIONS:
             continue
+        key = tuple(int(column[0]) for column in _schedule_key(some))
+        if key not in graphs:
+            graphs[key] = plan_graph(some.plan(0))
+        planned = batch_replay(table, some, graphs[key])
         pipeline, tail = planned.pipeline_s(), planned.tail
         idle = pipeline - tail.steady_s - tail.dp_s
         p2p = np.minimum(tail.p2p_s, np.maximum(idle, 0.0))
@@ -223,12 +241,23 @@ def replayed(simulation: Simulation, table: CostTable | None = None) -> Simulati
 
 def same_schedules(plans: PlanBatch, chosen: IntArray) -> Iterator[IntArray]:
     """Positions of plans with equal schedule, pp, vpp and number of micro-batches, together."""
-    samples = np.maximum(plans.micro_batch_size * plans.dp, 1)
-    key = np.stack([plans.schedule, plans.pp, plans.vpp, plans.global_batch_size // samples])
-    key = key[:, chosen]
+    key = np.stack(_schedule_key(plans))[:, chosen]
     order = np.lexsort(key)
     changes = (np.diff(key[:, order], axis=1) != 0).any(axis=0)
     yield from (part for part in np.split(chosen[order], np.flatnonzero(changes) + 1) if part.size)
+
+
+def _schedule_key(plans: PlanBatch) -> list[IntArray]:
+    samples = np.maximum(plans.micro_batch_size * plans.dp, 1)
+    return [plans.schedule, plans.pp, plans.vpp, plans.global_batch_size // samples]
+
+
+def num_operations(plans: PlanBatch) -> FloatArray:
+    """Forwards and backwards of one step over all ranks and chunks, shape [P]; with split
+    backwards half as many again.
+    """
+    _, pp, vpp, micro_batches = (column.astype(np.float64) for column in _schedule_key(plans))
+    return 2 * pp * vpp * micro_batches
 
 
 def replayed_step_time(simulation: Simulation, index: int) -> float:
@@ -249,6 +278,13 @@ def _layers(num_layers: int, plans: PlanBatch, num_stages: int) -> FloatArray:
     layers = np.repeat(np.ceil(classes.middle)[:, None], num_stages, axis=1)
     layers[:, -1] = classes.last
     layers[:, 0] = classes.first
+    by_rank = np.flatnonzero(plans.layout == FIRST_LAST)
+    if by_rank.size and num_stages > 1:  # all chunks of the first and the last rank are uneven
+        some = plans.take(by_rank)
+        pp, ranks = int(some.pp[0]), stage_layers(num_layers, some)
+        each = np.repeat(ranks.middle[:, None], pp, axis=1)
+        each[:, 0], each[:, -1] = ranks.first, ranks.last
+        layers[by_rank] = np.tile(each, num_stages // pp) / some.vpp[:, None]
     for index, stages in free_stages(plans):
         layers[index] = stages.chunks
     return layers

@@ -149,6 +149,24 @@ class Simulation:
                 values[field.name] = value
         return Simulation(**values)
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[Simulation]) -> Simulation:
+        """Predictions of the same inputs together, in order."""
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            of_parts = [getattr(part, field.name) for part in parts]
+            value = of_parts[0]
+            if isinstance(value, np.ndarray):
+                value = np.concatenate(of_parts)
+            elif isinstance(value, PlanBatch):
+                value = PlanBatch.concatenate(of_parts)
+            elif isinstance(value, StepBreakdown | MemoryBreakdown):
+                names = [f.name for f in fields(value)]
+                columns = {n: np.concatenate([getattr(p, n) for p in of_parts]) for n in names}
+                value = type(value)(**columns)
+            values[field.name] = value
+        return cls(**values)
+
     def row(self, index: int) -> dict[str, Any]:
         """One plan's predictions as plain numbers and strings, with the memory of all its
         stages.
@@ -213,25 +231,26 @@ def screen(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, FloatArray]:
 
     The numbers of :func:`simulate` (the time up to rounding), without what only people read.
     """
-    time, peak = _by_block(table, plans, step_time, peak_memory)
+    time, peak = by_block(table, plans, step_time, peak_memory)
     return time, peak
 
 
 def screen_time(table: CostTable, plans: PlanBatch) -> FloatArray:
     """Step time in seconds of every plan, shape [P]."""
-    return _by_block(table, plans, step_time)[0]
+    return by_block(table, plans, step_time)[0]
 
 
 def screen_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     """Peak bytes of the fullest stage of every plan, shape [P]."""
-    return _by_block(table, plans, peak_memory)[0]
+    return by_block(table, plans, peak_memory)[0]
 
 
-def _by_block(
+def by_block(
     table: CostTable,
     plans: PlanBatch,
     *functions: Callable[[CostTable, IntArray, PlanBatch, Columns, States], FloatArray],
 ) -> list[FloatArray]:
+    """What each function gives for every plan, shape [P] each, a block at a time."""
     results = [np.empty(len(plans)) for _ in functions]
     for start in range(0, len(plans), BLOCK):
         part = slice(start, start + BLOCK)

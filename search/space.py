@@ -38,6 +38,7 @@ from parallelsim.plan import (
     PLAN_FIELDS,
     WAVES,
     IntArray,
+    Plan,
     PlanBatch,
     code,
 )
@@ -49,6 +50,8 @@ MAX_MICRO_BATCH_SIZE = 64
 UNEVEN_DEPTH = 3
 """A first or last stage may have up to this many layers fewer than the stages between."""
 BLOCK_PLANS = 1 << 16
+FREE_SCHEDULES = ("1f1b", "interleaved-1f1b")
+"""Schedules for which layers are cut anywhere."""
 
 _SHARED = (
     "tp",
@@ -142,6 +145,36 @@ class SearchSpace:
     def num_stagings(self, pp: int) -> int:
         """Ways to cut the layers into stages and to recompute them."""
         return len(self._staged_table(pp))
+
+    def free_stagings(self, pp: int) -> list[tuple[int, int]]:
+        """(vpp, schedule code) of the plans whose layers may be cut anywhere: layout ``free``.
+
+        Such plans are not of the space: there are too many. :mod:`parallelsim.search.cuts` seeks
+        the best.
+        """
+        given = self._given
+        asked = "free" in given.get("layout", ("free",))
+        if not asked or pp == 1 or "free" not in self.framework.capabilities.layouts:
+            return []
+        if given.keys() & {"first_stage_layers", "last_stage_layers"}:
+            return []
+        possible = range(1, (self.model.num_layers + 2) // pp + 1)
+        return [
+            (vpp, schedule)
+            for vpp in self._allowed("vpp", possible, possible)
+            for schedule in self._schedules(pp, vpp)
+            if CHOICES["schedule"][schedule] in FREE_SCHEDULES
+        ]
+
+    @property
+    def recompute_kinds(self) -> list[str]:
+        """Kinds of recompute that a plan may have; ``block``: full with a number of layers."""
+        can = self.framework.capabilities.recomputes
+        return [k for k in can if k in self._given.get("recompute", can) or k == "block"]
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether the plan has the values that the caller gave."""
+        return all(getattr(plan, name) in values for name, values in self._given.items())
 
     def expand(self, pp: int, chosen: Any) -> Iterator[PlanBatch]:
         """The plans of the chosen rows of :meth:`unstaged` with every staging, in blocks."""
@@ -335,7 +368,8 @@ class SearchSpace:
         layers.
         """
         num_layers = self.model.num_layers
-        names = [n for n in self.framework.capabilities.layouts if n == "even" or pp > 1]
+        known = [n for n in self.framework.capabilities.layouts if n != "free"]
+        names = [n for n in known if n == "even" or pp > 1]
         for layout in self._allowed("layout", names, names):
             name = CHOICES["layout"][layout]
             if name == "first-last":
