@@ -123,8 +123,7 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         + edge.embedding_parameters[rows] * np.ceil(ends.embedding_last),
         parameter_bytes=parameter_bytes,
         gradient_bytes=gradient_bytes,
-        optimizer_bytes=state_bytes
-        / np.where(plans.zero >= 1, columns.shards * ends.copies, 1.0),
+        optimizer_bytes=state_bytes / np.where(plans.zero >= 1, columns.shards * ends.copies, 1.0),
         gathered_bytes=gathered,
     )
 
@@ -240,12 +239,12 @@ def fullest_stage(
                 for f in fields(MemoryBreakdown)
             }
         )
-    for plan, memory, stage in _free_peaks(table, plans):
-        best[plan], index[plan] = memory.total_bytes[stage], stage
+    for plan, memory, fullest in _free_peaks(table, plans):
+        best[plan], index[plan] = memory.total_bytes[fullest], fullest
         for f in fields(MemoryBreakdown):
             values = np.array(np.broadcast_to(getattr(chosen, f.name), len(plans)), np.float64)
             term = np.broadcast_to(getattr(memory, f.name), memory.total_bytes.shape)
-            values[plan] = term[stage]
+            values[plan] = term[fullest]
             chosen = replace(chosen, **{f.name: values})
     return chosen, best, index
 
@@ -263,9 +262,7 @@ def peak_memory(
     return peak
 
 
-def _free_peaks(
-    table: CostTable, plans: PlanBatch
-) -> Iterator[tuple[int, MemoryBreakdown, int]]:
+def _free_peaks(table: CostTable, plans: PlanBatch) -> Iterator[tuple[int, MemoryBreakdown, int]]:
     """Of each plan with layout ``free``: its position, all its stages, and the fullest of them."""
     for plan, _ in free_stages(plans):
         _, memory = each_stage(table, plans.take(slice(plan, plan + 1)))

@@ -328,9 +328,10 @@ class PlanBatch:
             for name in PLAN_FIELDS
             for plain in (getattr(default, name),)
         }
-        return cls(
-            **{k: np.broadcast_to(np.asarray(v, np.int64), (num_plans,)) for k, v in filled.items()}
-        )
+        arrays: dict[str, Any] = {
+            k: np.broadcast_to(np.asarray(v, np.int64), (num_plans,)) for k, v in filled.items()
+        }
+        return cls(**arrays)
 
     @classmethod
     def concatenate(cls, batches: Iterable[PlanBatch]) -> PlanBatch:

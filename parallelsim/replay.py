@@ -54,7 +54,6 @@ from parallelsim.timeline import (
     step_time,
 )
 
-
 MOST_OPERATIONS = 200_000
 """Of a schedule that :func:`replayed` runs: about half a second. Larger ones keep the closed
 form."""

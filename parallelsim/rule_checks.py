@@ -223,14 +223,15 @@ def first_last_wrong(c: Context, p: PlanBatch) -> BoolArray:
 
 def chunk_layers_wrong(c: Context, p: PlanBatch) -> BoolArray | bool:
     """Layout free does not cut all layers into pp * vpp chunks; another layout lists chunks."""
-    chosen = p.layout == FREE
+    chosen: BoolArray = p.layout == FREE
     if len(p.cuts) == 1:
         return chosen
     sizes, sums = (np.array([count(cut) for cut in p.cuts]) for count in (len, sum))
     filled = np.array([min(cut, default=0) > 0 or _ends_alone_empty(cut) for cut in p.cuts])
     at = p.chunk_layers
     whole = (sizes[at] == c.chunks) & (sums[at] == c.num_layers) & filled[at]
-    return np.where(chosen, ~whole, at != 0)
+    broken: BoolArray = np.where(chosen, ~whole, at != 0)
+    return broken
 
 
 def _ends_alone_empty(cut: tuple[int, ...]) -> bool:

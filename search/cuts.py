@@ -3,11 +3,13 @@
 A family is a plan without its layout and recompute depth. Its estimate is the step with the whole
 work shared out evenly over the ranks, the embedding and the head included, and the least recompute
 that fits: about what the best cut reaches. The families whose estimate would enter the ranking, and
-beats the layouts already replayed, are cut in the order of the estimates, the first ``MAX_CUTS``.
+beats the layouts already replayed, are cut in the order of the estimates: ``MAX_CUTS`` of them, and
+of those that differ in the number of virtual stages alone ``MAX_SIMILAR``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -29,8 +31,9 @@ from parallelsim.simulate import Simulation, by_block
 from parallelsim.stages import Columns
 from parallelsim.step import after_stages
 
-MAX_CUTS = 16
-"""Families that are cut: a few milliseconds each."""
+MAX_CUTS = 12
+"""Families that are cut: about ten milliseconds each."""
+MAX_SIMILAR = 2
 LEAST_GAIN = 5e-4
 """Share of the step that a cut must promise."""
 SPARE_MEMORY = 1.02
@@ -42,6 +45,7 @@ OF_CUT = ("layout", "first_stage_layers", "last_stage_layers", "chunk_layers")
 OF_FAMILY = tuple(
     name for name in PLAN_FIELDS if name not in (*OF_CUT, "recompute", "recompute_num_layers")
 )
+WITHOUT_CHUNKS = tuple(name for name in OF_FAMILY if name not in ("vpp", "schedule"))
 LACKS_LIST = sum(1 << bit for bit, rule in enumerate(RULES) if rule.name == "chunk-layers-fit")
 
 BoolArray = NDArray[np.bool_]
@@ -100,13 +104,27 @@ def find_cuts(
     best = np.array([known.get(family(plans, i), np.inf) for i in range(len(plans))])
     promising = np.flatnonzero(estimate < np.minimum(below_s, best * (1 - LEAST_GAIN)))
     promising = promising[np.argsort(estimate[promising], kind="stable")]
+    chosen = _diverse(plans, promising)
     found = [
         plan
-        for index in promising[:MAX_CUTS].tolist()
+        for index in chosen
         if (plan := cut(space, plans.plan(index), memory_limit)) and space.allows(plan)
     ]
-    num_cut = min(len(promising), MAX_CUTS)
-    return CutPlans(PlanBatch.from_plans(found), num_cut, len(promising) - num_cut)
+    return CutPlans(PlanBatch.from_plans(found), len(chosen), len(promising) - len(chosen))
+
+
+def _diverse(plans: PlanBatch, promising: IntArray) -> list[int]:
+    """The first of the promising ones, few that differ in virtual stages alone."""
+    seen: Counter[Family] = Counter()
+    chosen: list[int] = []
+    for index in promising.tolist():
+        similar = tuple(int(getattr(plans, name)[index]) for name in WITHOUT_CHUNKS)
+        seen[similar] += 1
+        if seen[similar] <= MAX_SIMILAR:
+            chosen.append(index)
+        if len(chosen) == MAX_CUTS:
+            break
+    return chosen
 
 
 def _with_stagings(space: SearchSpace, pp: int, plans: PlanBatch) -> PlanBatch:
@@ -153,9 +171,7 @@ def _estimated(
 
 
 def _recomputing(plans: PlanBatch, depth: IntArray) -> PlanBatch:
-    return replace(
-        plans, recompute=np.where(depth > 0, FULL, 0), recompute_num_layers=depth
-    )
+    return replace(plans, recompute=np.where(depth > 0, FULL, 0), recompute_num_layers=depth)
 
 
 def balanced_step_time(
@@ -184,9 +200,7 @@ def cut(space: SearchSpace, plan: Plan, memory_limit: float) -> Plan | None:
     """The plan with its layers cut for the least time within memory; None where no cut fits or
     another layout makes the same cut.
     """
-    problem = partition_problem(
-        space.model, space.cluster, space.framework, plan, memory_limit
-    )
+    problem = partition_problem(space.model, space.cluster, space.framework, plan, memory_limit)
     problem = replace(
         problem, layers=_averaged(problem.layers), recompute=_recompute_asked(space, problem)
     )

@@ -85,7 +85,7 @@ def grid_search(
         num_feasible=scan.num_safe,
         num_tight=scan.num_tight,
         reasons={name: n for name, n in scan.reasons.most_common() if n},
-        proven=refined.proven and not scan.interrupted,
+        proven=refined.proven and not scan.interrupted and scan.num_candidates > 0,
         partial=scan.interrupted,
         elapsed_s=time.perf_counter() - started,
         searcher="grid",
@@ -137,7 +137,7 @@ def _replay_and_cut(scan: _Scan, top_k: int) -> _Refined:
         cut = replays.run(found.plans)
         cut = cut.take((cut.reasons == 0) & (cut.zone == 0))
         safe = ranking(Simulation.concatenate([safe, cut]), top_k)
-        gains = tuple(_gain(safe, i, known) for i in range(len(safe)))
+        gains = tuple(_gain(safe, i, known, last) for i in range(len(safe)))
     best = float(safe.step_time_s[0]) if len(safe) else math.inf
     tight = replays.rank(scan.tight.plans, scan.tight.score, top_k, best).plans
     exact = scan.only_bounded and bool(safe.replayed.all())
@@ -152,12 +152,17 @@ def _replay_and_cut(scan: _Scan, top_k: int) -> _Refined:
     )
 
 
-def _gain(safe: Simulation, index: int, known: Mapping[Family, float]) -> float | None:
-    """Share of the step that the cut of one plan saves over its best other layout."""
+def _gain(
+    safe: Simulation, index: int, known: Mapping[Family, float], last_s: float
+) -> float | None:
+    """Share of the step that the cut of one plan saves over its best other layout, at least.
+
+    Layouts that were not replayed are not below ``last_s``.
+    """
     if safe.plans.layout[index] != FREE:
         return None
     other = known.get(family(safe.plans, index))
-    return None if other is None else 1 - float(safe.step_time_s[index]) / other
+    return None if other is None else 1 - float(safe.step_time_s[index]) / min(other, last_s)
 
 
 class _Best:

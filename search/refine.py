@@ -6,7 +6,7 @@ next bound exceeds the last place of the ranking: what is left cannot enter it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from parallelsim.search.space import SearchSpace
@@ -18,7 +18,7 @@ from parallelsim.replay import num_operations, replayed
 from parallelsim.simulate import Simulation, simulate
 from parallelsim.timeline import Graph
 
-AT_ONCE = 48
+AT_ONCE = 24
 """Plans replayed before the last place of the ranking is looked at again."""
 MOST_WORK = 6_000_000
 """Operations replayed beyond the first places of a ranking: about three seconds."""
@@ -81,8 +81,8 @@ class Replays:
 
 def ranking(simulation: Simulation, top_k: int) -> Simulation:
     """The plans in order, the first of each set of equivalent ones, at most ``top_k``."""
-    step = rounded(simulation.step_time_s)
-    simulation = simulation.take(order(step, rounded(simulation.peak_memory_bytes), simulation.plans))
+    step, peak = rounded(simulation.step_time_s), rounded(simulation.peak_memory_bytes)
+    simulation = simulation.take(order(step, peak, simulation.plans))
     seen: set[tuple[float, ...]] = set()
     kept = []
     for i in range(len(simulation)):
@@ -97,14 +97,16 @@ def ranking(simulation: Simulation, top_k: int) -> Simulation:
 
 def _predictions(simulation: Simulation, i: int) -> tuple[float, ...]:
     """Every predicted number of one plan: plans that agree in all of them are equivalent."""
-    parts = (simulation.time, simulation.memory)
-    numbers = [getattr(part, name)[i] for part in parts for name in part.__dataclass_fields__]
-    # A term may be what is left of large ones: it is rounded against the whole.
-    whole = float(simulation.step_time_s[i]), float(simulation.peak_memory_bytes[i])
-    scales = [w for w, part in zip(whole, parts, strict=True) for _ in part.__dataclass_fields__]
-    return tuple(round(float(n) / s, DIGITS) for n, s in zip(numbers, scales, strict=True)) + tuple(
-        rounded(np.array(whole)).tolist()
-    )
+    numbers: list[float] = []
+    for part, whole in (
+        (simulation.time, float(simulation.step_time_s[i])),
+        (simulation.memory, float(simulation.peak_memory_bytes[i])),
+    ):
+        # A term may be what is left of large ones: it is rounded against the whole.
+        terms = [float(getattr(part, f.name)[i]) for f in fields(part)]
+        numbers += [round(term / whole, DIGITS) for term in terms]
+        numbers += rounded(np.array([whole])).tolist()
+    return tuple(numbers)
 
 
 def rounded(values: FloatArray) -> FloatArray:
@@ -114,5 +116,5 @@ def rounded(values: FloatArray) -> FloatArray:
 
 def order(time_s: FloatArray, peak_bytes: FloatArray, plans: PlanBatch) -> np.ndarray:
     """Positions by time, then memory, then the plan's fields."""
-    fields = [getattr(plans, name) for name in reversed(PLAN_FIELDS)]
-    return np.lexsort([*fields, peak_bytes, time_s])
+    keys = [getattr(plans, name) for name in reversed(PLAN_FIELDS)]
+    return np.lexsort([*keys, peak_bytes, time_s])

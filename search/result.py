@@ -47,5 +47,5 @@ class SearchResult:
     """Plans that a cut might have brought into the ranking and that were not cut."""
     cut_gain_frac: tuple[float | None, ...] = ()
     """Of each plan with layout ``free``, in order of ``plans``, the share of the step that its cut
-    saves over the best other layout of the same degrees and switches; None for the other plans,
-    and where no other layout was replayed."""
+    saves at least over the best other layout of the same degrees and switches; None for the
+    other plans, and where no other layout was replayed."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from parallelsim.search.partition_layouts import megatron_layout
-
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import Layer, ModelSpec
 from parallelsim.plan import Plan
+from parallelsim.search.partition_layouts import megatron_layout
 
 
 @dataclass(frozen=True, slots=True)
