@@ -16,7 +16,7 @@ from typing import TypeVar
 import click
 
 from parallelsim.errors import PlanError
-from parallelsim.plan import MAX_CHUNKS, Plan
+from parallelsim.plan import MAX_CHUNKS, Plan, check_field
 
 Value = int | bool | str
 Values = range | tuple[Value, ...]
@@ -174,7 +174,9 @@ def _value(name: str, text: str) -> Value:
     if value is None:
         expected = "a whole number" if kind == "int" else "true or false"
         raise PlanError(f"{name} must be {expected}, got {shown(text)}")
-    if name != "recompute_num_layers":
+    if name == "layout":  # free without its list: the search finds that
+        check_field(name, value)
+    elif name != "recompute_num_layers":
         Plan.from_dict({name: value})  # range and choice, in the words of the plan itself
     return value
 

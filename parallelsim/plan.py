@@ -147,7 +147,7 @@ class Plan:
             PlanError: the first field that has not, with what was expected.
         """
         for field in fields(self):
-            _check_field(field.name, getattr(self, field.name), _FIELD_TYPES[field.name])
+            check_field(field.name, getattr(self, field.name))
         if self.recompute_num_layers and self.recompute != "full":
             raise PlanError(
                 f"recompute_num_layers={self.recompute_num_layers} needs recompute=full"
@@ -231,7 +231,13 @@ def parse_recompute(text: object) -> tuple[str, int]:
     raise PlanError(f"recompute must be none, selective, full or full:N, got {str(text)[:80]!r}")
 
 
-def _check_field(name: str, value: object, kind: type) -> None:
+def check_field(name: str, value: object) -> None:
+    """Check one field of a plan alone.
+
+    Raises:
+        PlanError: its type or range is wrong, with what was expected.
+    """
+    kind = _FIELD_TYPES[name]
     if kind is int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise PlanError(f"{name} must be a whole number, got {str(value)[:80]!r}")

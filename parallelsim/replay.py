@@ -45,7 +45,6 @@ from parallelsim.timeline import (
     Replay,
     Schedule,
     StageCosts,
-    bubbles,
     compile_graph,
     make_schedule,
     replay,
@@ -120,6 +119,8 @@ def schedule_time(graph: Graph, costs: StageCosts) -> FloatArray:
         twice = compile_graph(make_schedule(schedule.name, pp, vpp, 2 * m), gathers=graph.gathers)
         return steady_step_time(graph, twice, costs)
     if schedule.name in UNSYNCHRONIZED:
+        from parallelsim.timeline import bubbles
+
         found = bubbles(replay(graph, costs))
         return np.asarray((found.busy_s + found.inner_idle_s).max(axis=0))
     return step_time(graph, costs)

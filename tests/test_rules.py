@@ -156,6 +156,12 @@ CASES = {
         ["19", "18", "43", "80"],
         {},
     ),
+    "chunk-layers-fit": (
+        replace(PIPE, layout="free", chunk_layers=(19, 21, 21, 18)),
+        replace(PIPE, layout="free", chunk_layers=(19, 21, 21, 19)),
+        ["79", "80", "4 chunks"],
+        {},
+    ),
     "recompute-within-stage": (
         replace(PIPE, recompute="full", recompute_num_layers=21),
         replace(PIPE, recompute="full", recompute_num_layers=20),
@@ -550,6 +556,8 @@ def test_a_batch_equals_its_plans_one_by_one():
 def plan_values(field_name: str, kind: str) -> st.SearchStrategy[object]:
     if kind == "bool":
         return st.booleans()
+    if kind == "tuple[int, ...]":
+        return st.lists(st.integers(0, 40) | st.just(MAX_DEGREE), max_size=9).map(tuple)
     if kind == "str":
         return st.sampled_from(CHOICES[field_name])
     if field_name == "zero":
