@@ -4,7 +4,9 @@ A family is a plan without its layout and recompute depth. Its estimate is the s
 work shared out evenly over the ranks, the embedding and the head included, and the least recompute
 that fits: about what the best cut reaches. The families whose estimate would enter the ranking, and
 beats the layouts already replayed, are cut in the order of the estimates: ``MAX_CUTS`` of them, and
-of those that differ in the number of virtual stages alone ``MAX_SIMILAR``.
+``MAX_SIMILAR`` of those that differ in the number of virtual stages alone. The cut is the best for
+a closed form without transfers; the cuts a layer away from it at either end go along, for the
+replay to choose from.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class CutPlans:
     """What the search for cuts found."""
 
     plans: PlanBatch
+    """Of each family the cut, and those next to it."""
     num_cut: int
     num_left: int
     """Families that a cut might have brought into the ranking and that were not cut."""
@@ -74,6 +77,15 @@ def best_of_families(simulation: Simulation) -> dict[Family, float]:
         key = family(simulation.plans, index)
         best[key] = min(best.get(key, np.inf), float(simulation.step_time_s[index]))
     return best
+
+
+def best_cuts(simulation: Simulation) -> Simulation:
+    """The fastest plan of each family."""
+    order = np.argsort(simulation.step_time_s, kind="stable")
+    first: dict[Family, int] = {}
+    for index in order.tolist():
+        first.setdefault(family(simulation.plans, index), index)
+    return simulation.take(np.array(sorted(first.values()), np.int64))
 
 
 def find_cuts(
@@ -108,7 +120,8 @@ def find_cuts(
     found = [
         plan
         for index in chosen
-        if (plan := cut(space, plans.plan(index), memory_limit)) and space.allows(plan)
+        for plan in cuts(space, plans.plan(index), memory_limit)
+        if space.allows(plan)
     ]
     return CutPlans(PlanBatch.from_plans(found), len(chosen), len(promising) - len(chosen))
 
@@ -196,9 +209,9 @@ def balanced_step_time(
     return np.asarray(busy + tail.overhead_s + tail.straggler_s + longer)
 
 
-def cut(space: SearchSpace, plan: Plan, memory_limit: float) -> Plan | None:
-    """The plan with its layers cut for the least time within memory; None where no cut fits or
-    another layout makes the same cut.
+def cuts(space: SearchSpace, plan: Plan, memory_limit: float) -> list[Plan]:
+    """The plan with its layers cut for the least time within memory, and with the cuts next to it;
+    without those that another layout makes. Empty where no cut fits.
     """
     problem = partition_problem(space.model, space.cluster, space.framework, plan, memory_limit)
     problem = replace(
@@ -208,10 +221,35 @@ def cut(space: SearchSpace, plan: Plan, memory_limit: float) -> Plan | None:
         try:
             found = partition(replace(problem, min_layers=min_layers))
         except (NoFeasiblePlanError, PlanError):
-            return None
+            return []
         if min(found.chunk_layers[1:-1], default=1) > 0:
-            return with_cut(space.model.num_layers, plan, found)
-    return None
+            chunks = found.chunk_layers
+            regular = set(_regular_cuts(space.model.num_layers, len(chunks)))
+            near = [chunks, *neighbours(chunks)]
+            return [with_cut(plan, found, cut) for cut in near if cut not in regular]
+    return []
+
+
+def neighbours(chunks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The cuts with a layer moved between the first or last chunk and the first or last of the
+    lightest or fullest ones between.
+    """
+    between = range(1, len(chunks) - 1)
+    if not between:
+        return [(chunks[0] + n, chunks[1] - n) for n in (-1, 1) if min(chunks) > 0]
+    near: dict[tuple[int, ...], None] = {}
+    for end in (0, len(chunks) - 1):
+        for sign in (-1, 1):  # from the end to the lightest, or from the fullest to the end
+            size = min if sign < 0 else max
+            extreme = size(chunks[c] for c in between)
+            same = [c for c in between if chunks[c] == extreme]
+            for other in {same[0], same[-1]}:
+                moved = list(chunks)
+                moved[end] += sign
+                moved[other] -= sign
+                if moved[end] >= 0 and moved[other] > 0:
+                    near[tuple(moved)] = None
+    return list(near)
 
 
 def _averaged(layers: LayerItems) -> LayerItems:
@@ -228,13 +266,8 @@ def _recompute_asked(space: SearchSpace, problem: PartitionProblem) -> str | int
     return "same" if "block" in kinds and "none" in kinds else len(problem.layers)
 
 
-def with_cut(num_layers: int, plan: Plan, found: Partition) -> Plan | None:
-    """The plan with this partition; None where it is that of a layout which counts the embedding or
-    the loss, or even: such plans are in the space.
-    """
-    chunks = found.chunk_layers
-    if chunks in set(_regular_cuts(num_layers, len(chunks))):
-        return None
+def with_cut(plan: Plan, found: Partition, chunks: tuple[int, ...]) -> Plan:
+    """The plan with these chunks and the partition's depth of recompute."""
     depth = [
         again // plan.vpp
         for again, held in zip(found.recomputed, found.stage_layers, strict=True)
@@ -251,6 +284,7 @@ def with_cut(num_layers: int, plan: Plan, found: Partition) -> Plan | None:
 
 
 def _regular_cuts(num_layers: int, chunks: int) -> Iterator[tuple[int, ...]]:
+    """Even cuts, and those that count the embedding or the loss: such plans are in the space."""
     for embedding, loss in ((0, 0), (1, 0), (0, 1), (1, 1)):
         each, left = divmod(num_layers + embedding + loss, chunks)
         if left == 0 and chunks > 1:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from parallelsim.search.bounds import IS_BOUNDED, least_step_time
-from parallelsim.search.cuts import FREE, Family, best_of_families, family, find_cuts
+from parallelsim.search.cuts import FREE, Family, best_cuts, best_of_families, family, find_cuts
 from parallelsim.search.refine import Replays, order, ranking
 from parallelsim.search.result import OUT_OF_MEMORY, SearchResult
 from parallelsim.search.space import SearchSpace
@@ -135,7 +135,7 @@ def _replay_and_cut(scan: _Scan, top_k: int) -> _Refined:
         known = best_of_families(ranked.replayed)
         found = find_cuts(space, table, scan.unstaged, known, last, scan.memory_limit)
         cut = replays.run(found.plans)
-        cut = cut.take((cut.reasons == 0) & (cut.zone == 0))
+        cut = best_cuts(cut.take((cut.reasons == 0) & (cut.zone == 0)))
         safe = ranking(Simulation.concatenate([safe, cut]), top_k)
         gains = tuple(_gain(safe, i, known, last) for i in range(len(safe)))
     best = float(safe.step_time_s[0]) if len(safe) else math.inf
