@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from parallelsim.search.bounds import least_step_time
 
 from parallelsim import (
     PlanBatch,
@@ -31,8 +32,9 @@ from parallelsim import (
     load_model,
 )
 from parallelsim.costs import CostTable
+from parallelsim.replay import num_operations, replayed
 from parallelsim.rules import broken_rules
-from parallelsim.simulate import screen, simulate
+from parallelsim.simulate import by_block, screen, screen_time, simulate
 
 NUM_PLANS = 400_000
 SEARCHES = (
@@ -52,6 +54,16 @@ def best_seconds(function: Callable[[], object], repeat: int) -> float:
         function()
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+def median_seconds(function: Callable[[], object], repeat: int) -> float:
+    """Median wall time of ``repeat`` calls."""
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def reference_seconds() -> float:
@@ -94,8 +106,25 @@ def plans_per_second() -> dict[str, float]:
     }
 
 
+def replays_per_second() -> dict[str, float]:
+    """Bounds for the same plans, and operations replayed for plans of one schedule."""
+    model, framework = load_model("llama3-70b"), load_framework("megatron-core")
+    cluster = load_cluster("hgx-h100", 256)
+    plans = feasible_plans(SearchSpace(model, cluster, framework, 512), NUM_PLANS)
+    table = CostTable(model, cluster, framework, plans)
+    bounds = best_seconds(lambda: by_block(table, plans, least_step_time), 5)
+    times = best_seconds(lambda: screen_time(table, plans), 5)
+    some = plans.take(np.flatnonzero((plans.pp == 4) & (plans.vpp == 5) & (plans.dp == 16))[:64])
+    simulation = simulate(model, cluster, framework, some)
+    seconds = best_seconds(lambda: replayed(simulation, table), 5)
+    return {
+        "bound_over_closed_form": bounds / times,
+        "replay_ns_per_operation": 1e9 * seconds / float(num_operations(some).sum()),
+    }
+
+
 def search_seconds() -> dict[str, float]:
-    """Whole exhaustive searches, in process."""
+    """Whole searches in process: screened, replayed, cut."""
     framework = load_framework("megatron-core")
     figures = {}
     for name, gpus, batch in SEARCHES:
@@ -105,6 +134,7 @@ def search_seconds() -> dict[str, float]:
             grid_search(SearchSpace(model, cluster, framework, batch))
 
         figures[f"search_{name}_{gpus}_s"] = best_seconds(search, 5)
+        figures[f"median_search_{name}_{gpus}_s"] = median_seconds(search, 5)
     return figures
 
 
@@ -145,13 +175,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="numbers for programs")
     options = parser.parse_args()
     reference = reference_seconds()
-    figures = {"reference_s": reference} | plans_per_second() | search_seconds() | command_line()
+    figures = {"reference_s": reference} | plans_per_second() | replays_per_second()
+    figures |= search_seconds() | command_line()
     for name in ("screen_plans_per_s", "screen_experts_plans_per_s", "simulate_plans_per_s"):
         figures[name.replace("plans_per_s", "ns_over_reference_ns")] = (
             1 / figures[name] / (reference / (1000 * 8192))
         )
     for name in list(figures):
-        if name.startswith("search_"):
+        if name.startswith(("search_", "median_")):
             figures[f"{name[:-2]}_over_reference"] = figures[name] / reference
         if name.startswith("cold_"):
             figures[f"{name[:-2]}_over_import_numpy"] = figures[name] / figures["import_numpy_s"]

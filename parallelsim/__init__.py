@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from parallelsim.model import ModelSpec
     from parallelsim.plan import Plan, PlanBatch
     from parallelsim.planfile import read_document, write_document
+    from parallelsim.replay import replayed
     from parallelsim.search.grid import grid_search
     from parallelsim.search.result import SearchResult
     from parallelsim.search.space import SearchSpace
@@ -73,6 +74,7 @@ __all__ = [
     "load_model",
     "model_names",
     "read_document",
+    "replayed",
     "simulate",
     "write_document",
 ]
@@ -100,6 +102,7 @@ _MODULES = {
     "model": ("ModelSpec",),
     "plan": ("Plan", "PlanBatch"),
     "planfile": ("read_document", "write_document"),
+    "replay": ("replayed",),
     "search.grid": ("grid_search",),
     "search.result": ("SearchResult",),
     "search.space": ("SearchSpace",),

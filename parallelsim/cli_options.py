@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from parallelsim.cli_values import (
+    LIST,
     OWN_OPTIONS,
     PLAN_FIELD_KINDS,
     Value,
@@ -21,6 +22,7 @@ from parallelsim.cli_values import (
     settings,
     unique,
     whole_number,
+    whole_numbers,
 )
 from parallelsim.errors import PlanError
 from parallelsim.plan import CHOICES, MODULES, PRECISIONS
@@ -231,6 +233,8 @@ def plan_options(command: Command) -> Command:
             add = click.option(
                 flag, type=whole_number(0, 2**31), metavar="N", help=_PLAN_HELP[name]
             )
+        elif kind == LIST:
+            add = click.option(flag, type=whole_numbers, metavar="N,...", help=_PLAN_HELP[name])
         elif name in ("recompute", "recompute_modules"):
             metavar = "R" if name == "recompute" else "M+M"
             add = click.option(flag, metavar=metavar, help=_PLAN_HELP[name])
@@ -253,6 +257,7 @@ _PLAN_HELP: Mapping[str, str] = {
     "layout": "How layers are cut into stages.",
     "first_stage_layers": "Layers of the first stage, with layout first-last.",
     "last_stage_layers": "Layers of the last stage, with layout first-last.",
+    "chunk_layers": "Layers of each of the pp x vpp chunks, with layout free.",
     "sequence_parallel": "Shard norms and activations between tensor-parallel regions.",
     "zero": "0: all replicated; 1: optimizer sharded; 2: gradients too; 3: parameters too.",
     "recompute": "none, selective, full, or full:N (N layers of each virtual stage).",

@@ -161,6 +161,8 @@ def _print_plans(
         pair = compare(result.plans.take([0, other]), ranks=(1, other + 1))
         click.echo(paragraph(pair.why[0]))
     click.echo(paragraph(report.limits(result.plans)))
+    for line in report.cuts(result):
+        click.echo(paragraph(line))
     click.echo(paragraph(report.counts(result)))
     if result.partial:
         click.echo("note: interrupted, so the ranking is partial", err=True)

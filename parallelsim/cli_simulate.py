@@ -68,10 +68,13 @@ def simulate(
     would search first, and a note names them. A plan that breaks a rule or does not fit is answered
     too.
     """
+    from parallelsim.replay import replayed
     from parallelsim.simulate import simulate as simulated
 
     inputs, one, assumed = one_plan(spec, plan_file, rank, plan_fields)
-    simulation = simulated(inputs.model, inputs.cluster, inputs.framework, one, memory_limit)
+    simulation = replayed(
+        simulated(inputs.model, inputs.cluster, inputs.framework, one, memory_limit)
+    )
     if as_json:
         from parallelsim.report.documents import json_text, simulate_document
 
@@ -200,6 +203,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     """
     from parallelsim.compare import compare as compared
     from parallelsim.planfile import read_document
+    from parallelsim.replay import replayed
     from parallelsim.rules import explain
     from parallelsim.simulate import simulate as simulated
 
@@ -210,8 +214,8 @@ def compare(file: str, top: int, as_json: bool) -> None:
         raise PlanError(
             f"{file}: needs two plans to compare, has {len(entries)}; plan with --top 2 or more"
         )
-    simulation = simulated(
-        inputs.model, inputs.cluster, inputs.framework, [entry.plan for entry in entries]
+    simulation = replayed(
+        simulated(inputs.model, inputs.cluster, inputs.framework, [entry.plan for entry in entries])
     )
     cannot_run = [
         explain(inputs.model, inputs.cluster, inputs.framework, entry.plan) for entry in entries

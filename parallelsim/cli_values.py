@@ -16,7 +16,7 @@ from typing import TypeVar
 import click
 
 from parallelsim.errors import PlanError
-from parallelsim.plan import Plan
+from parallelsim.plan import MAX_CHUNKS, Plan, check_field
 
 Value = int | bool | str
 Values = range | tuple[Value, ...]
@@ -26,7 +26,8 @@ T = TypeVar("T")
 MAX_SEQ_LENGTH = 2**27
 
 PLAN_FIELD_KINDS: Mapping[str, str] = {field.name: str(field.type) for field in fields(Plan)}
-"""Plan field -> int, bool or str."""
+"""Plan field -> int, bool, str, or a list of int."""
+LIST = "tuple[int, ...]"
 
 OWN_OPTIONS = {"global_batch_size": "--global-batch-size", "precision": "--precision"}
 """Plan fields that --fix and --limit leave to another option."""
@@ -164,6 +165,8 @@ def _field_kind(name: str) -> str:
 def _value(name: str, text: str) -> Value:
     kind = _field_kind(name)
     value: Value | None = text
+    if kind == LIST:
+        raise PlanError(f"{name} is found by the search; fix layout=free for such plans alone")
     if kind == "int":
         value = _integer(text)
     elif kind == "bool":
@@ -173,6 +176,8 @@ def _value(name: str, text: str) -> Value:
         raise PlanError(f"{name} must be {expected}, got {shown(text)}")
     if name == "recompute_modules":
         Plan.from_dict({"recompute": "selective", name: value})
+    elif name == "layout":  # free without its list: the search finds that
+        check_field(name, value)
     elif name != "recompute_num_layers":
         Plan.from_dict({name: value})  # range and choice, in the words of the plan itself
     return value
@@ -195,6 +200,17 @@ def _limit_values(name: str, text: str) -> Values:
     if last < first:
         raise PlanError(f"{name}: the range {shown(text)} is empty")
     return range(first, last + 1)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """``3,4,4,3``: a list of whole numbers from 0."""
+    numbers = [_integer(part) for part in text.split(",", MAX_CHUNKS)]
+    known = [number for number in numbers if number is not None and number >= 0]
+    if len(known) < len(numbers):
+        raise click.BadParameter(
+            f"{shown(text)} is no list of at most {MAX_CHUNKS} whole numbers, as 3,4,4,3"
+        )
+    return known
 
 
 def _setting(name: str, text: str) -> Value:

@@ -11,7 +11,8 @@ fullest stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +21,8 @@ from parallelsim.costs import SELECTIVE, CostTable
 from parallelsim.framework import MemoryFacts
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.pipeline import PIPEDREAM_2BW, in_flight_micro_batches
-from parallelsim.plan import PRECISIONS, PlanBatch, code
-from parallelsim.stages import Columns, plan_columns
+from parallelsim.plan import PLAN_FIELDS, PRECISIONS, PlanBatch, code
+from parallelsim.stages import Columns, StageLayers, free_stages, plan_columns
 
 CHIMERA = code("schedule", "chimera")
 FP32 = code("grad_dtype", "fp32")
@@ -356,7 +357,8 @@ def fullest_stage(
     """(breakdown, total bytes, index) of the stage that needs most: the first, second, or last.
 
     In-flight micro-batches fall from stage to stage, so the second is the fullest of the middle
-    ones; Hanayo's rise towards the last, Chimera's towards the middle.
+    ones; Hanayo's rise towards the last, Chimera's towards the middle. With layout ``free`` all
+    stages are asked.
     """
     candidates = _candidates(table, rows, plans, columns, held)
     _, chosen = candidates[0]
@@ -372,6 +374,13 @@ def fullest_stage(
                 for f in fields(MemoryBreakdown)
             }
         )
+    for plan, memory, fullest in _free_peaks(table, plans):
+        best[plan], index[plan] = memory.total_bytes[fullest], fullest
+        for f in fields(MemoryBreakdown):
+            values = np.array(np.broadcast_to(getattr(chosen, f.name), len(plans)), np.float64)
+            term = np.broadcast_to(getattr(memory, f.name), memory.total_bytes.shape)
+            values[plan] = term[fullest]
+            chosen = replace(chosen, **{f.name: values})
     return chosen, best, index
 
 
@@ -383,7 +392,49 @@ def peak_memory(
     peak = candidates[0][1].total_bytes
     for _, memory in candidates[1:]:
         peak = np.maximum(peak, memory.total_bytes)
+    for plan, memory, stage in _free_peaks(table, plans):
+        peak[plan] = memory.total_bytes[stage]
     return peak
+
+
+def _free_peaks(table: CostTable, plans: PlanBatch) -> Iterator[tuple[int, MemoryBreakdown, int]]:
+    """Of each plan with layout ``free``: its position, all its stages, and the fullest of them."""
+    for plan, _ in free_stages(plans):
+        _, memory = each_stage(table, plans.take(slice(plan, plan + 1)))
+        yield plan, memory, int(np.argmax(memory.total_bytes))
+
+
+def each_stage(table: CostTable, plan: PlanBatch) -> tuple[FloatArray, MemoryBreakdown]:
+    """(layers of the weights that it holds, peak bytes) of every stage of one plan; shape [pp]."""
+    pp = int(plan.pp[0])
+    batch = plan.take(np.zeros(pp, np.int64))
+    rows, columns = table.rows(batch), plan_columns(table.model.num_layers, batch)
+    held, index = states(table, rows, batch, columns), np.arange(pp, dtype=np.float64)
+    is_first, is_last, ends = index == 0, index == pp - 1, columns.ends
+
+    def by_stage(values: StageLayers) -> FloatArray:
+        return np.where(is_first, values.first, np.where(is_last, values.last, values.middle))
+
+    def at_ends(first: FloatArray | float, last: FloatArray | float) -> FloatArray:
+        return np.where(is_first, first, np.where(is_last, last, 0.0))
+
+    layers, recomputed = by_stage(columns.layers), by_stage(columns.recomputed)
+    for _, stages in free_stages(plan):
+        layers, recomputed = stages.layers, stages.recomputed
+    of_experts = np.zeros(pp)
+    if held.experts is not None:
+        of_experts = at_ends(held.experts.first_parameters, held.experts.last_parameters)
+    stage = Stage(
+        index,
+        layers,
+        recomputed,
+        at_ends(held.first_parameters, held.last_parameters),
+        of_experts,
+        at_ends(ends.embedding_first, ends.embedding_last),
+        np.ceil(at_ends(ends.head_first, ends.head_last)),
+    )
+    memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
+    return layers * ends.copies, memory
 
 
 def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
@@ -396,7 +447,7 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     columns, facts = plan_columns(table.model.num_layers, plans), table.framework.memory
     selective = PlanBatch.from_columns(
         len(plans),
-        {f.name: getattr(plans, f.name) for f in fields(plans)} | {"recompute": SELECTIVE},
+        {name: getattr(plans, name) for name in PLAN_FIELDS} | {"recompute": SELECTIVE},
     )
     rows = table.rows(selective)
     held, saved = states(table, rows, plans, columns), activations(table, rows)

@@ -151,6 +151,11 @@ class ModelSpec:
         return _count_kinds(self.blocks[: self.num_leading_blocks])
 
     @cached_property
+    def num_leading_layers(self) -> int:
+        """Layers in the leading blocks."""
+        return sum(count for _, count in self.leading_kinds)
+
+    @cached_property
     def main_kinds(self) -> tuple[tuple[Layer, int], ...]:
         """The other kinds: those that every stage holds in about the same proportion."""
         return _count_kinds(self.blocks[self.num_leading_blocks :])

@@ -46,9 +46,10 @@ WAVES = ("hanayo", "zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose chunks go down the ranks and up again: the first rank holds both ends."""
 TWO_WAY = ("chimera", "dualpipe")
 """Schedules with two copies of the model in opposite directions."""
-LAYOUTS = ("even", "embedding", "loss", "embedding-loss", "first-last")
+LAYOUTS = ("even", "embedding", "loss", "embedding-loss", "first-last", "free")
 """How layers are cut into stages: evenly; with the embedding, the loss or both counted as a layer;
-or with the number of layers of the first and last stage given and the rest even."""
+with the number of layers of the first and last stage given and the rest even; or with that of every
+chunk given."""
 RECOMPUTES = ("none", "selective", "full")
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
 """Parts of a layer that selective recompute can run again: the attention core, the norms, latent
@@ -89,6 +90,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 MAX_DEGREE = 2**31
 """No field may exceed this: products of a few degrees stay far inside int64."""
+MAX_CHUNKS = 4096
+"""Chunks of which a plan may name the layers."""
+Cuts = tuple[tuple[int, ...], ...]
+"""The distinct ``chunk_layers`` of a batch, ascending; the first is the empty one."""
+NO_CUTS: Cuts = ((),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,9 @@ class Plan:
     first_stage_layers: int = 0
     """Layers of the first stage with layout ``first-last``, else 0."""
     last_stage_layers: int = 0
+    chunk_layers: tuple[int, ...] = ()
+    """Layers of each of the pp * vpp chunks in the order of the model with layout ``free``, else
+    empty. Chunk k * pp + s is virtual stage k of rank s."""
     sequence_parallel: bool = False
     zero: int = 0
     """0: all replicated; 1: optimizer sharded over dp * cp; 2: gradients too; 3: parameters too."""
@@ -166,18 +175,34 @@ class Plan:
             PlanError: the first field that has not, with what was expected.
         """
         for field in fields(self):
-            _check_field(field.name, getattr(self, field.name), _FIELD_TYPES[field.name])
+            check_field(field.name, getattr(self, field.name))
         if self.recompute_num_layers and self.recompute != "full":
             raise PlanError(
                 f"recompute_num_layers={self.recompute_num_layers} needs recompute=full"
             )
         if self.recompute_modules != MODULES[0] and self.recompute != "selective":
             raise PlanError(f"recompute_modules={self.recompute_modules} needs recompute=selective")
+        self._check_chunks()
         return self
 
-    def to_dict(self) -> dict[str, int | bool | str]:
+    def _check_chunks(self) -> None:
+        given, chunks = len(self.chunk_layers), self.pp * self.vpp
+        if (self.layout == "free") != (given > 0):
+            what = "lists the layers of every chunk" if given else "is empty"
+            raise PlanError(
+                f"layout {self.layout}, but chunk_layers {what}; give both layout=free and "
+                "chunk_layers, or neither"
+            )
+        if given and given != chunks:
+            raise PlanError(
+                f"chunk_layers must list pp * vpp = {self.pp} * {self.vpp} = {chunks} chunks, "
+                f"got {given}"
+            )
+
+    def to_dict(self) -> dict[str, int | bool | str | list[int]]:
         """Every field under its name; ``recompute`` as ``full:N`` where N layers are recomputed."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["chunk_layers"] = list(self.chunk_layers)
         data["recompute"] = self.recompute_label
         del data["recompute_num_layers"]
         return data
@@ -202,6 +227,8 @@ class Plan:
             values["recompute"] = name
             if layers:
                 values["recompute_num_layers"] = layers
+        if isinstance(values.get("chunk_layers"), list):
+            values["chunk_layers"] = tuple(values["chunk_layers"])
         if "schedule" not in values:
             pp, vpp = values.get("pp", 1), values.get("vpp", 1)
             values["schedule"] = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved-1f1b"
@@ -209,7 +236,8 @@ class Plan:
 
 
 _FIELD_TYPES: dict[str, type] = {
-    field.name: {"int": int, "bool": bool, "str": str}[str(field.type)] for field in fields(Plan)
+    field.name: {"int": int, "bool": bool, "str": str, "tuple[int, ...]": tuple}[str(field.type)]
+    for field in fields(Plan)
 }
 PLAN_FIELDS: tuple[str, ...] = tuple(_FIELD_TYPES)
 """Names of all plan fields, in order: the tie-break order of rankings."""
@@ -233,7 +261,13 @@ def parse_recompute(text: object) -> tuple[str, int]:
     raise PlanError(f"recompute must be none, selective, full or full:N, got {str(text)[:80]!r}")
 
 
-def _check_field(name: str, value: object, kind: type) -> None:
+def check_field(name: str, value: object) -> None:
+    """Check one field of a plan alone.
+
+    Raises:
+        PlanError: its type or range is wrong, with what was expected.
+    """
+    kind = _FIELD_TYPES[name]
     if kind is int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise PlanError(f"{name} must be a whole number, got {str(value)[:80]!r}")
@@ -249,15 +283,32 @@ def _check_field(name: str, value: object, kind: type) -> None:
             f"recompute_modules must be some of {', '.join(MODULES)} in this order, joined by +, "
             f"got {str(value)[:80]!r}"
         )
+    elif kind is tuple:
+        _check_list(name, value)
     elif value not in CHOICES[name]:
         raise PlanError(
             f"{name} must be one of {', '.join(CHOICES[name])}, got {str(value)[:80]!r}"
         )
 
 
+def _check_list(name: str, value: object) -> None:
+    if not isinstance(value, tuple):
+        raise PlanError(f"{name} must be a list of whole numbers, got {str(value)[:80]!r}")
+    if len(value) > MAX_CHUNKS:
+        raise PlanError(f"{name} may list at most {MAX_CHUNKS} chunks, got {len(value)}")
+    for number in value:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise PlanError(f"{name} must list whole numbers, got {str(number)[:80]!r}")
+        if not 0 <= number <= MAX_DEGREE:
+            raise PlanError(f"{name} must list numbers from 0, got {str(number)[:80]}")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanBatch:
-    """Plans as a struct of int64 arrays of one shape [P]; names are codes, switches are 0 or 1."""
+    """Plans as a struct of int64 arrays of one shape [P]; names are codes, switches are 0 or 1.
+
+    ``chunk_layers`` are positions in the batch's own table ``cuts``.
+    """
 
     tp: IntArray
     cp: IntArray
@@ -272,6 +323,7 @@ class PlanBatch:
     layout: IntArray
     first_stage_layers: IntArray
     last_stage_layers: IntArray
+    chunk_layers: IntArray
     sequence_parallel: IntArray
     zero: IntArray
     recompute: IntArray
@@ -289,6 +341,7 @@ class PlanBatch:
     moe_dispatcher: IntArray
     ep_comm_overlap: IntArray
     fp8_param_gather: IntArray
+    cuts: Cuts = NO_CUTS
 
     def __len__(self) -> int:
         return int(self.tp.shape[0])
@@ -301,34 +354,46 @@ class PlanBatch:
     @classmethod
     def from_plans(cls, plans: Sequence[Plan]) -> PlanBatch:
         """A batch of the given plans, in order."""
-        return cls(
-            **{
-                name: np.array([_code(name, getattr(p, name)) for p in plans], np.int64)
-                for name in PLAN_FIELDS
-            }
-        )
+        cuts = _table(plan.chunk_layers for plan in plans)
+        position = {cut: index for index, cut in enumerate(cuts)}
+        columns = {
+            name: [_code(name, getattr(p, name)) for p in plans]
+            for name in PLAN_FIELDS
+            if name != "chunk_layers"
+        }
+        columns["chunk_layers"] = [position[plan.chunk_layers] for plan in plans]
+        return cls(**{k: np.array(v, np.int64) for k, v in columns.items()}, cuts=cuts)
 
     @classmethod
     def from_columns(cls, num_plans: int, columns: Mapping[str, Any]) -> PlanBatch:
         """A batch from arrays (or scalars) by field name; fields left out take the plan's defaults.
 
-        Scalars stay one number seen P times: such columns are read-only.
+        Scalars stay one number seen P times: such columns are read-only. No plan has layout free.
         """
         default = Plan()
         filled = {
-            name: columns.get(name, _code(name, getattr(default, name))) for name in PLAN_FIELDS
+            name: columns.get(name, 0 if name == "chunk_layers" else _code(name, plain))
+            for name in PLAN_FIELDS
+            for plain in (getattr(default, name),)
         }
-        return cls(
-            **{k: np.broadcast_to(np.asarray(v, np.int64), (num_plans,)) for k, v in filled.items()}
-        )
+        arrays: dict[str, Any] = {
+            k: np.broadcast_to(np.asarray(v, np.int64), (num_plans,)) for k, v in filled.items()
+        }
+        return cls(**arrays)
 
     @classmethod
     def concatenate(cls, batches: Iterable[PlanBatch]) -> PlanBatch:
         """One batch of all plans, in order."""
         parts = list(batches)
-        return cls(
-            **{name: np.concatenate([getattr(b, name) for b in parts]) for name in PLAN_FIELDS}
-        )
+        columns = {name: np.concatenate([getattr(b, name) for b in parts]) for name in PLAN_FIELDS}
+        cuts = parts[0].cuts
+        if any(batch.cuts != cuts for batch in parts):
+            cuts = _table(cut for batch in parts for cut in batch.cuts)
+            position = {cut: index for index, cut in enumerate(cuts)}
+            columns["chunk_layers"] = np.concatenate(
+                [np.array([position[cut] for cut in b.cuts])[b.chunk_layers] for b in parts]
+            )
+        return cls(**columns, cuts=cuts)
 
     def take(self, index: Any) -> PlanBatch:
         """The plans at ``index``: positions, a mask, or a slice.
@@ -343,7 +408,8 @@ class PlanBatch:
                 if column.strides == (0,) and len(column)
                 else column[index]
                 for name, column in columns.items()
-            }
+            },
+            cuts=self.cuts,
         )
 
     def plan(self, index: int) -> Plan:
@@ -351,11 +417,19 @@ class PlanBatch:
         values: dict[str, Any] = {}
         for name, kind in _FIELD_TYPES.items():
             value = int(getattr(self, name)[index])
-            values[name] = CHOICES[name][value] if kind is str else kind(value)
+            if kind is tuple:
+                values[name] = self.cuts[value]
+            else:
+                values[name] = CHOICES[name][value] if kind is str else kind(value)
         return Plan(**values)
 
     def __iter__(self) -> Iterator[Plan]:
         return (self.plan(i) for i in range(len(self)))
+
+
+def _table(cuts: Iterable[tuple[int, ...]]) -> Cuts:
+    """The distinct cuts in ascending order: a batch's codes sort as the cuts themselves do."""
+    return tuple(sorted({(), *cuts}))
 
 
 def _code(name: str, value: int | bool | str) -> int:

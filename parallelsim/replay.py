@@ -1,4 +1,4 @@
-"""A plan on the exact engine: what its stages cost, and the step time that the replay gives.
+"""Plans on the exact engine: what their stages cost, and the step time that the replay gives.
 
 Forward, input gradient and weight gradient come from the same table as the step's breakdown
 (:func:`parallelsim.step.chunk_seconds`). A transfer takes its whole time between ranks, and its
@@ -9,6 +9,8 @@ backward of each rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +21,30 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.memory import activations, states
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.pipeline_paths import ChunkSeconds
 from parallelsim.plan import UNSYNCHRONIZED, Plan, PlanBatch
-from parallelsim.simulate import Simulation
-from parallelsim.stages import chunk_layers, plan_columns, recomputed_layers
-from parallelsim.step import after_stages, chunk_seconds, schedule_seconds, transfer_seconds
+from parallelsim.simulate import RATES, Simulation
+from parallelsim.stages import (
+    FIRST_LAST,
+    StageLayers,
+    chunk_layers,
+    free_stages,
+    plan_columns,
+    recomputed_layers,
+    stage_layers,
+)
+from parallelsim.step import (
+    StepBreakdown,
+    StepTail,
+    after_stages,
+    chunk_seconds,
+    schedule_seconds,
+    transfer_seconds,
+)
 from parallelsim.timeline import (
     Graph,
     Replay,
     Schedule,
     StageCosts,
-    bubbles,
     compiled_graph,
     replay,
     stage_costs,
@@ -37,25 +52,22 @@ from parallelsim.timeline import (
     step_time,
 )
 
+MOST_OPERATIONS = 200_000
+"""Of a schedule that :func:`replayed` runs: about half a second. Larger ones keep the closed
+form."""
+
 
 class PlanReplay(NamedTuple):
-    """A plan's schedule with its costs, ready to be replayed."""
+    """Plans of one schedule with their costs, ready to be replayed; arrays of shape [P]."""
 
     graph: Graph
     costs: StageCosts
-    """Of one plan."""
     activation_bytes: FloatArray
-    """[S]: saved by one micro-batch on each stage of the model, in the order of the model."""
-    busy_s: float
-    """Pipeline, transfers, data-parallel communication, optimizer and launches by the closed form:
-    what stragglers stretch."""
-    rest_s: float
-    """Of those, what is not in the replay: optimizer and launches."""
-    fixed_s: float
-    """Of the step that is neither replayed nor stretched."""
-    straggler_s: float
-    data_parallel_s: float
-    """Paid for in every step, also where no drain separates the steps."""
+    """[P, S]: saved by one micro-batch on each stage of the model, in the order of the model."""
+    tail: StepTail
+    """The step by the closed form."""
+    launches_s: float
+    """Of all micro-batches: the part of the overhead that stragglers stretch."""
 
     @property
     def schedule(self) -> Schedule:
@@ -66,16 +78,30 @@ class PlanReplay(NamedTuple):
         """Start and end of every operation."""
         return replay(self.graph, self.costs)
 
-    def step_time_s(self) -> float:
-        """Seconds of the step: the replay's makespan and the rest of the breakdown.
+    def pipeline_s(self) -> FloatArray:
+        """Seconds of compute, bubble, transfers and data-parallel communication: the makespan.
 
-        Without a flush or barrier (PipeDream-2BW, ZB-H2) that of a step in the long run.
+        Without a flush or barrier (PipeDream-2BW, ZB-H2) those of a step in the long run.
         """
-        makespan = float(schedule_time(self.graph, self.costs)[0])
-        if _overlaps_steps(self.schedule):
-            makespan += self.data_parallel_s
-        busy = makespan + self.rest_s
-        return busy * (1 + self.straggler_s / self.busy_s) + self.fixed_s
+        makespan = schedule_time(self.graph, self.costs)
+        return makespan + self.tail.dp_s if _overlaps_steps(self.schedule) else makespan
+
+    def straggler_s(self, pipeline_s: FloatArray) -> FloatArray:
+        """What stragglers add: the closed form's share of all that they stretch."""
+        tail = self.tail
+        rest = tail.optimizer_s + self.launches_s
+        busy = tail.steady_s + tail.p2p_s + tail.bubble_s + tail.dp_s + rest
+        return tail.straggler_s / busy * (pipeline_s + rest)
+
+    def step_times_s(self) -> FloatArray:
+        """Seconds of the step: the replay's makespan and the rest of the breakdown, [P]."""
+        pipeline = self.pipeline_s()
+        stretched = pipeline + self.tail.optimizer_s + self.straggler_s(pipeline)
+        return stretched + self.tail.overhead_s
+
+    def step_time_s(self) -> float:
+        """The same of a single plan."""
+        return float(self.step_times_s()[0])
 
 
 def _overlaps_steps(schedule: Schedule) -> bool:
@@ -92,6 +118,8 @@ def schedule_time(graph: Graph, costs: StageCosts) -> FloatArray:
         twice = compiled_graph(schedule.name, pp, vpp, 2 * m, gathers=graph.gathers)
         return steady_step_time(graph, twice, costs)
     if schedule.name in UNSYNCHRONIZED:
+        from parallelsim.timeline import bubbles
+
         found = bubbles(replay(graph, costs))
         return np.asarray((found.busy_s + found.inner_idle_s).max(axis=0))
     return step_time(graph, costs)
@@ -106,43 +134,128 @@ def plan_replay(
         PlanError: more ranks or operations than are replayed, a rule of the schedule broken, or an
             efficiency that is not known.
     """
-    name = "1f1b" if plan.schedule == "none" else plan.schedule
-    graph = compiled_graph(name, plan.pp, plan.vpp, plan.num_micro_batches, gathers=True)
-    schedule = graph.schedule
     batch = PlanBatch.from_plans([plan])
-    table = CostTable(model, cluster, framework, batch)
-    rows, columns = table.rows(batch), plan_columns(model.num_layers, batch)
-    held = states(table, rows, batch, columns)
-    stages = schedule_seconds(table, rows, batch, columns)
-    tail = after_stages(table, rows, batch, columns, held, stages)
-    forward, inputs, weight = _by_stage(chunk_seconds(table, rows, batch), schedule.num_stages)
-    transfer, exposed = (float(a[0]) for a in transfer_seconds(table, rows, batch, columns))
-    paid = exposed * transfer  # the transfer is 0 with one rank
+    return batch_replay(CostTable(model, cluster, framework, batch), batch)
+
+
+def batch_replay(table: CostTable, plans: PlanBatch, graph: Graph | None = None) -> PlanReplay:
+    """The replay of plans of equal schedule, pp, vpp and number of micro-batches.
+
+    Raises:
+        PlanError: as :func:`plan_replay`.
+    """
+    graph = graph or plan_graph(plans.plan(0))
+    schedule = graph.schedule
+    rows, columns = table.rows(plans), plan_columns(table.model.num_layers, plans)
+    held = states(table, rows, plans, columns)
+    stages = schedule_seconds(table, rows, plans, columns)
+    tail = after_stages(table, rows, plans, columns, held, stages)
+    forward, inputs, weight = _by_stage(table, rows, plans, schedule.num_stages)
+    transfer, exposed = transfer_seconds(table, rows, plans, columns)
+    transfer = np.broadcast_to(transfer, len(plans))
+    paid = (exposed * transfer)[:, None]  # the transfer is 0 with one rank
     forward_ends, backward_ends = graph.endings
+    gather, reduce = tail.gather_s[:, None], (tail.dp_s - tail.gather_s)[:, None]
     costs = stage_costs(
         schedule,
         forward + paid,
         backward_s=inputs + weight + paid,
         input_s=inputs + paid,
         weight_s=weight,
-        transfer_s=transfer,
-        gather_s=float(tail.gather_s[0]) * _chosen(schedule, forward_ends.argmin(axis=1)),
-        reduce_s=float(tail.dp_s[0] - tail.gather_s[0])
-        * _chosen(schedule, backward_ends.argmax(axis=1)),
+        transfer_s=transfer[:, None],
+        gather_s=gather * _chosen(schedule, forward_ends.argmin(axis=1)),
+        reduce_s=reduce * _chosen(schedule, backward_ends.argmax(axis=1)),
     )
-    launches = framework.host.micro_batch_s * plan.num_micro_batches
-    rest = float(tail.optimizer_s[0]) + launches
-    replayed = tail.steady_s + tail.p2p_s + tail.bubble_s + tail.dp_s
     return PlanReplay(
         graph=graph,
         costs=costs,
-        activation_bytes=_activation_bytes(table, batch, schedule.num_stages),
-        busy_s=float(replayed[0]) + rest,
-        rest_s=rest,
-        fixed_s=float(tail.overhead_s[0]) - launches,
-        straggler_s=float(tail.straggler_s[0]),
-        data_parallel_s=float(tail.dp_s[0]),
+        activation_bytes=_activation_bytes(table, rows, plans, schedule.num_stages),
+        tail=tail,
+        launches_s=table.framework.host.micro_batch_s * schedule.size.num_micro_batches,
     )
+
+
+def plan_graph(plan: Plan) -> Graph:
+    """The operations of a plan's schedule.
+
+    Raises:
+        PlanError: as :func:`plan_replay`.
+    """
+    name = "1f1b" if plan.schedule == "none" else plan.schedule
+    return compiled_graph(name, plan.pp, plan.vpp, plan.num_micro_batches, gathers=True)
+
+
+def replayed(
+    simulation: Simulation,
+    table: CostTable | None = None,
+    graphs: dict[tuple[int, ...], Graph] | None = None,
+) -> Simulation:
+    """The simulation with the pipeline of every plan replayed instead of its closed form.
+
+    The bubble holds the difference, so that the total stays the sum of its terms; where the replay
+    hides transfers that the closed form counts, the transfers are less. Stragglers stretch what
+    there is. Left as they are: plans that break a rule, that have no pipeline (the closed form is
+    exact), or whose pipeline has more operations than ``MOST_OPERATIONS``.
+
+    Args:
+        simulation: plans of any kind.
+        table: costs that cover the plans' shapes, from an earlier call on the same inputs.
+        graphs: compiled schedules of earlier calls; new ones are added.
+    """
+    graphs = {} if graphs is None else graphs
+    plans = simulation.plans
+    table = table or CostTable(simulation.model, simulation.cluster, simulation.framework, plans)
+    time = {f.name: getattr(simulation.time, f.name).copy() for f in fields(StepBreakdown)}
+    done = np.zeros(len(plans), np.bool_)
+    usable = (simulation.reasons == 0) & np.isfinite(simulation.step_time_s)
+    for index in same_schedules(plans, np.flatnonzero(usable)):
+        some = plans.take(index)
+        if some.pp[0] == 1:
+            done[index] = True
+            continue
+        if num_operations(some)[0] > MOST_OPERATIONS:
+            continue
+        key = tuple(int(column[0]) for column in _schedule_key(some))
+        if key not in graphs:
+            graphs[key] = plan_graph(some.plan(0))
+        planned = batch_replay(table, some, graphs[key])
+        pipeline, tail = planned.pipeline_s(), planned.tail
+        idle = pipeline - tail.steady_s - tail.dp_s
+        p2p = np.minimum(tail.p2p_s, np.maximum(idle, 0.0))
+        time["p2p_exposed_s"][index] = p2p
+        time["bubble_s"][index] = idle - p2p
+        time["straggler_s"][index] = planned.straggler_s(pipeline)
+        done[index] = True
+    breakdown = StepBreakdown(**time)
+    step = breakdown.total_s
+    faster = np.divide(simulation.step_time_s, step, out=np.ones(len(plans)), where=done)
+    rates = {
+        name: getattr(simulation, name) * faster
+        for name in RATES
+        if not name.startswith("step_time")
+    }
+    return replace(simulation, time=breakdown, step_time_s=step, replayed=done, **rates)
+
+
+def same_schedules(plans: PlanBatch, chosen: IntArray) -> Iterator[IntArray]:
+    """Positions of plans with equal schedule, pp, vpp and number of micro-batches, together."""
+    key = np.stack(_schedule_key(plans))[:, chosen]
+    order = np.lexsort(key)
+    changes = (np.diff(key[:, order], axis=1) != 0).any(axis=0)
+    yield from (part for part in np.split(chosen[order], np.flatnonzero(changes) + 1) if part.size)
+
+
+def _schedule_key(plans: PlanBatch) -> list[IntArray]:
+    samples = np.maximum(plans.micro_batch_size * plans.dp, 1)
+    return [plans.schedule, plans.pp, plans.vpp, plans.global_batch_size // samples]
+
+
+def num_operations(plans: PlanBatch) -> FloatArray:
+    """Forwards and backwards of one step over all ranks and chunks, shape [P]; with split
+    backwards half as many again.
+    """
+    _, pp, vpp, micro_batches = (column.astype(np.float64) for column in _schedule_key(plans))
+    return 2 * pp * vpp * micro_batches
 
 
 def replayed_step_time(simulation: Simulation, index: int) -> float:
@@ -157,15 +270,40 @@ def replayed_step_time(simulation: Simulation, index: int) -> float:
     ).step_time_s()
 
 
-def _by_stage(chunks: ChunkSeconds, num_stages: int) -> list[FloatArray]:
-    """[S] seconds of each kind of operation."""
-    if num_stages == 1:  # the only stage is counted as the first; its head as the last one's
-        ends = zip(chunks.first, chunks.last, strict=True)
-        return [np.array([float(first[0] + last[0])]) for first, last in ends]
+def _layers(num_layers: int, plans: PlanBatch, num_stages: int) -> FloatArray:
+    """[P, S]: layers of each stage of the model."""
+    classes = chunk_layers(num_layers, plans)
+    layers = np.repeat(np.ceil(classes.middle)[:, None], num_stages, axis=1)
+    layers[:, -1] = classes.last
+    layers[:, 0] = classes.first
+    by_rank = np.flatnonzero(plans.layout == FIRST_LAST)
+    if by_rank.size and num_stages > 1:  # all chunks of the first and the last rank are uneven
+        some = plans.take(by_rank)
+        pp, ranks = int(some.pp[0]), stage_layers(num_layers, some)
+        each = np.repeat(ranks.middle[:, None], pp, axis=1)
+        each[:, 0], each[:, -1] = ranks.first, ranks.last
+        layers[by_rank] = np.tile(each, num_stages // pp) / some.vpp[:, None]
+    for index, stages in free_stages(plans):
+        layers[index] = stages.chunks
+    return layers
+
+
+def _by_stage(
+    table: CostTable, rows: IntArray, plans: PlanBatch, num_stages: int
+) -> list[FloatArray]:
+    """[P, S] seconds of each kind of operation."""
+    layers = _layers(table.model.num_layers, plans, num_stages)
+    plan_of = np.repeat(np.arange(len(plans)), num_stages)
+    flat = layers.ravel()
+    one_class = StageLayers(flat, flat, flat)
+    chunks = chunk_seconds(table, rows[plan_of], plans.take(plan_of), one_class)
     kinds = []
     for first, middle, last in zip(*chunks, strict=True):
-        seconds = np.full(num_stages, float(middle[0]))
-        seconds[0], seconds[-1] = float(first[0]), float(last[0])
+        seconds, at_first, at_last = (a.reshape(layers.shape) for a in (middle, first, last))
+        if num_stages == 1:  # holds both ends
+            kinds.append(at_first + (at_last - seconds))
+            continue
+        seconds[:, 0], seconds[:, -1] = at_first[:, 0], at_last[:, -1]
         kinds.append(seconds)
     return kinds
 
@@ -177,17 +315,17 @@ def _chosen(schedule: Schedule, chunk: IntArray) -> FloatArray:
     return share
 
 
-def _activation_bytes(table: CostTable, plans: PlanBatch, num_stages: int) -> FloatArray:
-    """[S]: the terms of :func:`parallelsim.memory.stage_memory`, of one micro-batch and stage."""
-    saved = activations(table, table.rows(plans))
-    layers = chunk_layers(table.model.num_layers, plans)
-    kept = []
-    for count in layers:
-        again = recomputed_layers(count * plans.vpp, plans) / plans.vpp
-        each = (count - again) * saved.saved_bytes + again * saved.checkpoint_bytes
-        kept.append(float(each[0]))
-    stages = np.full(num_stages, kept[1])
-    stages[0], stages[-1] = kept[0], kept[2] if num_stages > 1 else kept[0]
-    stages[0] += float(saved.embedding_bytes[0]) + float(np.max(saved.first_bytes))
-    stages[-1] += float(np.max(saved.last_bytes))
-    return stages
+def _activation_bytes(
+    table: CostTable, rows: IntArray, plans: PlanBatch, num_stages: int
+) -> FloatArray:
+    """[P, S]: the terms of :func:`parallelsim.memory.stage_memory`, of one micro-batch."""
+    saved = activations(table, rows)
+    layers = _layers(table.model.num_layers, plans, num_stages)
+    of_chunk = plans.take(np.repeat(np.arange(len(plans)), num_stages))
+    again = recomputed_layers(layers.ravel() * of_chunk.vpp, of_chunk) / of_chunk.vpp
+    again = again.reshape(layers.shape)
+    kept = (layers - again) * saved.saved_bytes[:, None] + again * saved.checkpoint_bytes[:, None]
+    leading = np.minimum(layers[:, 0] / max(table.model.num_leading_layers, 1), 1.0)
+    kept[:, 0] += saved.embedding_bytes + leading * saved.first_bytes
+    kept[:, -1] += saved.last_bytes
+    return kept

@@ -12,7 +12,7 @@ from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, PlanBatch, code
 from parallelsim.rule_context import BoolArray, Context, one_if_equal
 
 NONE, INTERLEAVED = code("schedule", "none"), code("schedule", "interleaved-1f1b")
-FIRST_LAST = code("layout", "first-last")
+FIRST_LAST, FREE = code("layout", "first-last"), code("layout", "free")
 ANY = 2**31
 CHUNKS = {
     "none": (1, ANY),
@@ -123,15 +123,16 @@ def wrong_groups(c: Context, p: PlanBatch) -> BoolArray | bool:
 
 
 def wrong_layout(c: Context, p: PlanBatch) -> BoolArray | bool:
-    """A number of layers for the first and last rank where the first rank holds both ends."""
+    """Layers by rank where the first rank holds both ends, or a rank two copies of some."""
     if not _beyond_plain(p):
         return False
-    return np.asarray(IS_WAVE[p.schedule] & (p.layout == FIRST_LAST))
+    wave, two_way = IS_WAVE[p.schedule], IS_TWO_WAY[p.schedule]
+    return np.asarray((wave & (p.layout == FIRST_LAST)) | ((wave | two_way) & (p.layout == FREE)))
 
 
 def explain_layout(c: Context, p: Plan) -> str:
     """What to do."""
     return (
-        f"schedule {p.schedule} keeps both ends of the model on the first of pp={p.pp} ranks, so "
-        "layout first-last has no meaning; use even, embedding, loss or embedding-loss"
+        f"schedule {p.schedule} keeps parts of the model from both ends on one of pp={p.pp} ranks, "
+        f"so layout {p.layout} has no meaning; use even, embedding, loss or embedding-loss"
     )

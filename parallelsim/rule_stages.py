@@ -11,9 +11,9 @@ import numpy as np
 from parallelsim import rule_schedules as schedules
 from parallelsim.plan import MAX_DEGREE, IntArray, Plan, PlanBatch, code
 from parallelsim.rule_context import BoolArray, Context, Rule, by_value, one_if_equal
-from parallelsim.rule_schedules import FIRST_LAST
+from parallelsim.rule_schedules import FIRST_LAST, FREE
 
-EXTRA_LAYERS = (0, 1, 1, 2, 0)
+EXTRA_LAYERS = (0, 1, 1, 2, 0, 0)
 """By layout: how many of embedding and loss count as a layer when layers are cut into stages."""
 EVEN, EMBEDDING_LOSS = code("layout", "even"), code("layout", "embedding-loss")
 FULL = code("recompute", "full")
@@ -30,7 +30,7 @@ def layers_uneven(c: Context, p: PlanBatch) -> BoolArray:
         uneven: BoolArray = (num_layers + k % 3) % np.maximum(k // 3, 1) != 0
         return uneven
 
-    broken: BoolArray = by_value(key, predicate) & (p.layout != FIRST_LAST)
+    broken: BoolArray = by_value(key, predicate) & (p.layout < FIRST_LAST)
     return broken
 
 
@@ -75,6 +75,34 @@ def _explain_first_last(c: Context, p: Plan) -> str:
     )
 
 
+def chunk_layers_wrong(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """Layout free does not cut all layers into pp * vpp chunks; another layout lists chunks."""
+    chosen: BoolArray = p.layout == FREE
+    if len(p.cuts) == 1:
+        return chosen
+    sizes, sums = (np.array([count(cut) for cut in p.cuts]) for count in (len, sum))
+    filled = np.array([min(cut, default=0) > 0 or _ends_alone_empty(cut) for cut in p.cuts])
+    at = p.chunk_layers
+    whole = (sizes[at] == c.chunks) & (sums[at] == c.model.num_layers) & filled[at]
+    broken: BoolArray = np.where(chosen, ~whole, at != 0)
+    return broken
+
+
+def _ends_alone_empty(cut: tuple[int, ...]) -> bool:
+    """The first chunk has the embedding, the last one the loss: they may do without layers."""
+    return len(cut) > 1 and min(cut[1:-1], default=1) > 0 and min(cut, default=0) >= 0
+
+
+def _explain_chunks(c: Context, p: Plan) -> str:
+    if p.layout != "free":
+        return f"chunk_layers needs layout free, got {p.layout}; use it, or leave the list empty"
+    return (
+        f"chunk_layers lists {sum(p.chunk_layers)} layers in {len(p.chunk_layers)} chunks, the "
+        f"model has {c.model.num_layers} for pp={p.pp} x vpp={p.vpp} = {p.pp * p.vpp} chunks; only "
+        "the first and the last chunk may have none"
+    )
+
+
 def recompute_beyond_chunk(c: Context, p: PlanBatch) -> BoolArray | bool:
     """More layers to recompute than the fullest virtual stage has, or a number without ``full``."""
     broken: BoolArray = p.recompute_num_layers != 0
@@ -94,6 +122,9 @@ def recompute_beyond_chunk(c: Context, p: PlanBatch) -> BoolArray | bool:
         middle = np.maximum(c.model.num_layers - first - last, 0) // between
         largest = np.maximum(np.maximum(first, last), middle)
         beyond = np.where(uneven, asked * p.vpp[index] > largest, beyond)
+    if len(p.cuts) > 1:
+        most = np.array([max(cut, default=0) for cut in p.cuts])[p.chunk_layers[index]]
+        beyond = np.where(layout == FREE, asked > most, beyond)
     broken[index] = beyond | (p.recompute[index] != FULL)
     return broken
 
@@ -147,7 +178,7 @@ STAGE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "layout-fits-schedule",
-        "layout first-last needs both ends of the model on ranks of their own",
+        "layouts first-last and free need both ends of the model on ranks of their own",
         schedules.wrong_layout,
         schedules.explain_layout,
         reads_staging=True,
@@ -157,6 +188,13 @@ STAGE_RULES: tuple[Rule, ...] = (
         "layout first-last leaves the stages between equal, in whole virtual stages",
         first_last_wrong,
         _explain_first_last,
+        reads_staging=True,
+    ),
+    Rule(
+        "chunk-layers-fit",
+        "layout free lists the layers of pp * vpp chunks, all of the model's",
+        chunk_layers_wrong,
+        _explain_chunks,
         reads_staging=True,
     ),
     Rule(

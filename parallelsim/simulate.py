@@ -17,19 +17,17 @@ from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
 from parallelsim.memory import (
     MemoryBreakdown,
-    Stage,
     States,
-    activations,
+    each_stage,
     fullest_stage,
     peak_memory,
-    stage_memory,
     states,
 )
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan import PRECISIONS, Plan, PlanBatch
 from parallelsim.rules import broken_rules, reasons
-from parallelsim.stages import Columns, StageLayers, plan_columns
+from parallelsim.stages import Columns, free_stages, plan_columns
 from parallelsim.step import StepBreakdown, step_breakdown, step_time
 from parallelsim.uncertainty import fits_probability, interval_factor, regime_of
 
@@ -96,6 +94,9 @@ class Simulation:
     reasons: IntArray
     """Bit i set: rule ``rules.RULES[i]`` is broken."""
     memory_limit: float
+    replayed: BoolArray
+    """The pipeline is replayed operation by operation (:mod:`parallelsim.replay`) or needs not be,
+    with pp = 1; else the step time is that of the closed form."""
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -157,6 +158,24 @@ class Simulation:
                 values[field.name] = value
         return Simulation(**values)
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[Simulation]) -> Simulation:
+        """Predictions of the same inputs together, in order."""
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            of_parts = [getattr(part, field.name) for part in parts]
+            value = of_parts[0]
+            if isinstance(value, np.ndarray):
+                value = np.concatenate(of_parts)
+            elif isinstance(value, PlanBatch):
+                value = PlanBatch.concatenate(of_parts)
+            elif isinstance(value, StepBreakdown | MemoryBreakdown):
+                names = [f.name for f in fields(value)]
+                columns = {n: np.concatenate([getattr(p, n) for p in of_parts]) for n in names}
+                value = type(value)(**columns)
+            values[field.name] = value
+        return cls(**values)
+
     def row(self, index: int) -> dict[str, Any]:
         """One plan's predictions as plain numbers and strings, with the memory of all its
         stages.
@@ -166,6 +185,7 @@ class Simulation:
         if self.model.has_experts:
             row["step_time_p95_s"] = self.step_time_p95_s(index)
         row["regime"] = self.regime
+        row["replayed"] = bool(self.replayed[index])
         row["feasible"] = bool(self.feasible[index])
         row["reasons"] = reasons(int(self.reasons[index]))
         row["zone"] = ZONES[int(self.zone[index])]
@@ -222,25 +242,26 @@ def screen(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, FloatArray]:
 
     The numbers of :func:`simulate` (the time up to rounding), without what only people read.
     """
-    time, peak = _by_block(table, plans, step_time, peak_memory)
+    time, peak = by_block(table, plans, step_time, peak_memory)
     return time, peak
 
 
 def screen_time(table: CostTable, plans: PlanBatch) -> FloatArray:
     """Step time in seconds of every plan, shape [P]."""
-    return _by_block(table, plans, step_time)[0]
+    return by_block(table, plans, step_time)[0]
 
 
 def screen_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     """Peak bytes of the fullest stage of every plan, shape [P]."""
-    return _by_block(table, plans, peak_memory)[0]
+    return by_block(table, plans, peak_memory)[0]
 
 
-def _by_block(
+def by_block(
     table: CostTable,
     plans: PlanBatch,
     *functions: Callable[[CostTable, IntArray, PlanBatch, Columns, States], FloatArray],
 ) -> list[FloatArray]:
+    """What each function gives for every plan, shape [P] each, a block at a time."""
     results = [np.empty(len(plans)) for _ in functions]
     for start in range(0, len(plans), BLOCK):
         part = slice(start, start + BLOCK)
@@ -263,35 +284,14 @@ def memory_per_stage(
     model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
 ) -> list[dict[str, Any]]:
     """Peak bytes of every stage of one plan, term by term: the batch formula over the stages."""
-    index = np.arange(plan.pp, dtype=np.float64)
-    batch = PlanBatch.from_plans([plan]).take(np.zeros(plan.pp, np.int64))
-    table = CostTable(model, cluster, framework, batch)
-    rows, _, columns, held = _block_inputs(table, batch)
-    is_first, is_last = index == 0, index == plan.pp - 1
-
-    def by_stage(values: StageLayers) -> FloatArray:
-        return np.where(is_first, values.first, np.where(is_last, values.last, values.middle))
-
-    def at_ends(first: FloatArray | float, last: FloatArray | float) -> FloatArray:
-        return np.where(is_first, first, np.where(is_last, last, 0.0))
-
-    edges, ends = at_ends(held.first_parameters, held.last_parameters), columns.ends
-    layers = by_stage(columns.layers)
-    embedding = at_ends(ends.embedding_first, ends.embedding_last)
-    head = np.ceil(at_ends(ends.head_first, ends.head_last))
-    experts = held.experts
-    of_experts = np.zeros(plan.pp)
-    if experts is not None:
-        of_experts = at_ends(experts.first_parameters, experts.last_parameters)
-    again = by_stage(columns.recomputed)
-    stage = Stage(index, layers, again, edges, of_experts, embedding, head)
-    memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
+    batch = PlanBatch.from_plans([plan])
+    layers, memory = each_stage(CostTable(model, cluster, framework, batch), batch)
     terms = {
         f.name: np.broadcast_to(getattr(memory, f.name), plan.pp) for f in fields(MemoryBreakdown)
     }
     total = memory.total_bytes
     return [
-        {"stage": i, "layers": float((layers * ends.copies)[i])}
+        {"stage": i, "layers": float(layers[i])}
         | {name: float(term[i]) for name, term in terms.items()}
         | {"total_bytes": float(total[i])}
         for i in range(plan.pp)
@@ -341,6 +341,8 @@ class _Outputs:
         per_gpu = rate / gpus
         mfu = self.flops * per_gpu / self.peak_rate[block.precision]
         again = _recomputed_frac(self.table.model, columns)
+        for index, stages in free_stages(block):
+            again[index] = stages.recomputed.sum() / self.table.model.num_layers
         return {
             "tokens_per_s": rate * float(self.table.model.seq_length),
             "tokens_per_s_per_gpu": per_gpu * float(self.table.model.seq_length),
@@ -362,6 +364,7 @@ class _Outputs:
             memory=MemoryBreakdown(**self.memory),
             memory_capacity_bytes=self.capacity,
             memory_limit=self.memory_limit,
+            replayed=np.zeros(len(plans), np.bool_),
             **self.columns,
         )
 

@@ -1,5 +1,8 @@
 """Layers cut into pipeline stages. Stages come in three classes: first, middle and last.
 
+A plan with layout ``free`` has any number of layers on each: of its middle stages the class is the
+fullest, and :func:`free_stages` has them all.
+
 A stage here is what one rank holds. Where chunks go down the ranks and up again (a wave), the first
 rank holds both ends of the model; where two copies of the model run in opposite directions, each
 rank holds two stages and runs half of the micro-batches through either: per micro-batch, half of
@@ -8,17 +11,18 @@ both.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from parallelsim.operators import FloatArray
-from parallelsim.plan import TWO_WAY, WAVES, PlanBatch, code
+from parallelsim.plan import MAX_DEGREE, TWO_WAY, WAVES, PlanBatch, code
 
 EMBEDDING, LOSS, BOTH, FIRST_LAST = (
     code("layout", name) for name in ("embedding", "loss", "embedding-loss", "first-last")
 )
-FULL = code("recompute", "full")
+FREE, FULL = code("layout", "free"), code("recompute", "full")
 WAVE_CODES = [code("schedule", name) for name in WAVES]
 TWO_WAY_CODES = [code("schedule", name) for name in TWO_WAY]
 PLAIN_SCHEDULES = min(WAVE_CODES + TWO_WAY_CODES)
@@ -50,11 +54,54 @@ def stage_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
         first = np.where(uneven, plans.first_stage_layers, first)
         last = np.where(uneven, plans.last_stage_layers, last)
         middle = np.where(uneven, rest / np.maximum(pp - 2, 1.0), middle)
-    return StageLayers(
+    layers = StageLayers(
         np.where(plans.pp > 1, first, float(num_layers)),
         np.where(plans.pp > 2, middle, 0.0),
         np.where(plans.pp > 1, last, 0.0),
     )
+    for index, stages in free_stages(plans):
+        _set_classes(layers, index, stages.layers)
+    return layers
+
+
+class FreeStages(NamedTuple):
+    """Of one plan with layout ``free``; float64."""
+
+    chunks: FloatArray
+    """[pp * vpp]: layers, in the order of the model."""
+    layers: FloatArray
+    """[pp]: layers of each rank."""
+    recomputed: FloatArray
+    """[pp]: those that full recompute covers: all, or the first N of each chunk."""
+
+
+def free_stages(plans: PlanBatch) -> Iterator[tuple[int, FreeStages]]:
+    """Position and stages of every plan of the batch with layout ``free``.
+
+    A list of another length than pp * vpp is passed over: the rules refuse such a plan.
+    """
+    if len(plans.cuts) == 1:
+        return
+    found: dict[tuple[int, ...], FreeStages] = {}
+    for index in np.flatnonzero(plans.layout == FREE).tolist():
+        pp, vpp = int(plans.pp[index]), int(plans.vpp[index])
+        most = int(plans.recompute_num_layers[index]) or MAX_DEGREE
+        most = most if plans.recompute[index] == FULL else 0
+        cut = plans.cuts[plans.chunk_layers[index]]
+        if len(cut) == pp * vpp:
+            key = (int(plans.chunk_layers[index]), pp, most)
+            if key not in found:
+                chunks = np.array(cut, np.float64)
+                again = np.minimum(chunks, most).reshape(vpp, pp)
+                found[key] = FreeStages(chunks, chunks.reshape(vpp, pp).sum(0), again.sum(0))
+            yield index, found[key]
+
+
+def _set_classes(classes: StageLayers, index: int, values: FloatArray) -> None:
+    """Set one plan's first, fullest middle, and last value."""
+    classes.first[index] = values[0]
+    classes.middle[index] = values[1:-1].max(initial=0.0)
+    classes.last[index] = values[-1] if len(values) > 1 else 0.0
 
 
 def chunk_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
@@ -69,11 +116,14 @@ def chunk_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
     even = (num_layers + counts_embedding + counts_loss) / (plans.pp * plans.vpp)
     middle = np.where(uneven, middle, even)
     last = np.where(uneven, layers.last / plans.vpp, even - counts_loss)
-    return StageLayers(
+    chunks = StageLayers(
         np.where(uneven, layers.first / plans.vpp, even - counts_embedding),
         np.where(plans.pp * plans.vpp > 2, middle, 0.0),
         np.where(plans.pp * plans.vpp > 1, last, 0.0),
     )
+    for index, stages in free_stages(plans):
+        _set_classes(chunks, index, stages.chunks)
+    return chunks
 
 
 class Ends(NamedTuple):
@@ -157,6 +207,9 @@ def plan_columns(num_layers: int, plans: PlanBatch) -> Columns:
     """The columns of a block."""
     layers = _rank_layers(num_layers, plans)
     is_single = (plans.pp == 1).astype(np.float64)
+    recomputed = StageLayers(*(recomputed_layers(count, plans) for count in layers))
+    for index, stages in free_stages(plans):
+        _set_classes(recomputed, index, stages.recomputed)
     return Columns(
         pp=plans.pp.astype(np.float64),
         vpp=plans.vpp.astype(np.float64),
@@ -165,5 +218,5 @@ def plan_columns(num_layers: int, plans: PlanBatch) -> Columns:
         is_single=is_single,
         ends=_ends(plans, is_single),
         layers=layers,
-        recomputed=StageLayers(*(recomputed_layers(count, plans) for count in layers)),
+        recomputed=recomputed,
     )

@@ -26,7 +26,7 @@ from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
 from parallelsim.plan import PlanBatch
-from parallelsim.stages import BOTH, LOSS, Columns, chunk_layers, recomputed_layers
+from parallelsim.stages import BOTH, LOSS, Columns, StageLayers, chunk_layers, recomputed_layers
 
 ADAM_BYTES = 30.0
 """Read and written for each optimizer element: fp32 gradient, master weight and both moments."""
@@ -113,14 +113,17 @@ def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSe
     )
 
 
-def chunk_seconds(table: CostTable, rows: IntArray, plans: PlanBatch) -> ChunkSeconds:
+def chunk_seconds(
+    table: CostTable, rows: IntArray, plans: PlanBatch, layers: StageLayers | None = None
+) -> ChunkSeconds:
     """Forward, input and weight gradient of one micro-batch by stage of the model.
 
     Weight gradients are those of the GEMMs; the rest of the backward, and the recompute, goes with
-    the input gradient.
+    the input gradient. ``layers`` are those of the plans' own layouts unless given.
     """
-    layers = chunk_layers(table.model.num_layers, plans)
-    layers = layers._replace(middle=np.ceil(layers.middle))
+    if layers is None:
+        layers = chunk_layers(table.model.num_layers, plans)
+        layers = layers._replace(middle=np.ceil(layers.middle))
     layer = table.layer
     forward, weight = layer.forward_s[rows], layer.weight_s[rows]
     rest = table.layer_total_s[rows] - forward - weight
@@ -137,7 +140,7 @@ def chunk_seconds(table: CostTable, rows: IntArray, plans: PlanBatch) -> ChunkSe
         return forward, total - forward - weight, weight
 
     return ChunkSeconds(
-        stage(layers.first, edge(*embedding_seconds(table, rows))),
+        stage(layers.first, edge(*embedding_seconds(table, rows, layers.first))),
         stage(layers.middle, (0.0, 0.0, 0.0)),
         stage(layers.last, edge(*head_seconds(table, rows))),
     )
@@ -147,16 +150,22 @@ EdgeParts = tuple[FloatArray | float, FloatArray | float, FloatArray | float]
 
 
 def embedding_seconds(
-    table: CostTable, rows: IntArray
+    table: CostTable, rows: IntArray, layers: FloatArray | None = None
 ) -> tuple[FloatArray, FloatArray, FloatArray | float]:
     """(both passes, forward, weight gradients) of what the first stage has beyond its layers: the
-    embedding, and what leading layers cost more than others.
+    embedding, and what leading layers cost more than others. Of ``layers`` of the first chunk no
+    more can be leading ones: further ones are taken for others.
     """
     both, forward = table.edge.embedding_s[rows], table.edge.embedding_forward_s[rows]
     if table.first is None:
         return both, forward, 0.0
-    more = table.first
-    return both + more.total_s[rows], forward + more.forward_s[rows], more.weight_s[rows]
+    more, leading = table.first, table.model.num_leading_layers
+    share = 1.0 if layers is None else np.minimum(layers / leading, 1.0)
+    return (
+        both + share * more.total_s[rows],
+        forward + share * more.forward_s[rows],
+        share * more.weight_s[rows],
+    )
 
 
 def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -1,7 +1,7 @@
 """Exhaustive search: every plan of the space, in blocks, with a running list of the best.
 
-Rules first, memory second, time last, each on what is left. Breakdowns are computed for the
-survivors of the ranking alone.
+Rules first, memory second, a bound on the time last, each on what is left. What the bound lets into
+the ranking is replayed (:mod:`parallelsim.search.refine`).
 """
 
 from __future__ import annotations
@@ -9,23 +9,29 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from parallelsim.search.bounds import IS_BOUNDED, least_step_time
+from parallelsim.search.cuts import FREE, Family, best_cuts, best_of_families, family, find_cuts
+from parallelsim.search.refine import Replays, order, ranking
 from parallelsim.search.result import OUT_OF_MEMORY, SearchResult
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable
 from parallelsim.memory import lowest_memory
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan import PLAN_FIELDS, PlanBatch
+from parallelsim.plan import PlanBatch
+from parallelsim.replay import replayed
 from parallelsim.rules import RULES, broken_rules
 from parallelsim.simulate import (
     DEFAULT_MEMORY_LIMIT,
     TIGHT_LIMIT,
     Simulation,
+    by_block,
     screen_memory,
-    screen_time,
     simulate,
 )
 
@@ -37,12 +43,19 @@ SPARE = 8
 """Plans kept for each wanted one: equivalent plans become one row only after the full
 simulation.
 """
+MOST_KEPT = 20_000
+"""Plans kept at most for one ranking; where more have bounds that could enter it, it is not
+proven."""
 
 
 def grid_search(
     space: SearchSpace, top_k: int = 10, memory_limit: float = DEFAULT_MEMORY_LIMIT
 ) -> SearchResult:
     """The ``top_k`` fastest safe plans of the space, and the tight ones that beat them.
+
+    Every plan is screened with a bound below its replay; those whose bound could enter the ranking
+    are replayed, and ranked by that. Plans that may gain by it have their layers cut into stages by
+    dynamic programming (:mod:`parallelsim.search.cuts`).
 
     Ctrl-C ends the search early: the result is then ``partial`` and holds the best so far.
     """
@@ -51,8 +64,8 @@ def grid_search(
     while True:
         scan = _Scan(space, keep, memory_limit)
         scan.run()
-        plans = _ranked(space, scan.safe.plans, top_k, memory_limit)
-        if len(plans) >= top_k or len(scan.safe.plans) < keep or scan.interrupted:
+        refined = _refined(scan, top_k)
+        if refined.proven or scan.interrupted or keep >= MOST_KEPT or not scan.truncated:
             break
         keep *= SPARE
     nearest = scan.nearest.plans
@@ -61,54 +74,95 @@ def grid_search(
         unlimited = _Scan(space, 1, math.inf)
         unlimited.run()
         nearest = unlimited.nearest.plans
-    tight = _ranked(space, scan.tight.plans, top_k, memory_limit)
-    if len(plans):
-        tight = tight.take(tight.step_time_s < plans.step_time_s[0])
+    plans = refined.safe
     return SearchResult(
         plans=plans,
-        faster_but_tight=tight,
-        nearest_miss=simulate(
-            space.model, space.cluster, space.framework, nearest, memory_limit
+        faster_but_tight=refined.tight,
+        nearest_miss=replayed(
+            simulate(space.model, space.cluster, space.framework, nearest, memory_limit)
         ),
         num_candidates=scan.num_candidates,
         num_feasible=scan.num_safe,
         num_tight=scan.num_tight,
         reasons={name: n for name, n in scan.reasons.most_common() if n},
-        proven=not scan.interrupted,
+        proven=refined.proven and not scan.interrupted and scan.num_candidates > 0,
         partial=scan.interrupted,
         elapsed_s=time.perf_counter() - started,
         searcher="grid",
+        num_replayed=refined.num_replayed,
+        num_cut=refined.num_cut,
+        num_uncut=refined.num_uncut,
+        cut_gain_frac=refined.gains,
     )
 
 
-def _ranked(space: SearchSpace, plans: PlanBatch, top_k: int, memory_limit: float) -> Simulation:
-    """Simulated plans in order, the first of each set of equivalent ones, at most ``top_k``."""
-    result = simulate(space.model, space.cluster, space.framework, plans, memory_limit)
-    result = result.take(_order(result.step_time_s, result.peak_memory_bytes, plans))
-    seen: set[tuple[float, ...]] = set()
-    kept = []
-    for i in range(len(result)):
-        numbers = _predictions(result, i)
-        if numbers not in seen:
-            seen.add(numbers)
-            kept.append(i)
-        if len(kept) == top_k:
-            break
-    return result.take(np.array(kept, np.int64))
+@dataclass(frozen=True, slots=True)
+class _Refined:
+    """The rankings by the replay."""
+
+    safe: Simulation
+    tight: Simulation
+    proven: bool
+    """The safe ranking lacks no plan of the space."""
+    num_replayed: int = 0
+    num_cut: int = 0
+    num_uncut: int = 0
+    gains: tuple[float | None, ...] = ()
 
 
-def _predictions(result: Simulation, i: int) -> tuple[float, ...]:
-    """Every predicted number of one plan: plans that agree in all of them are equivalent."""
-    parts = (result.time, result.memory)
-    return tuple(
-        float(getattr(part, name)[i]) for part in parts for name in part.__dataclass_fields__
+def _refined(scan: _Scan, top_k: int) -> _Refined:
+    """Replay what the scan kept, and cut layers where that may gain."""
+    try:
+        return _replay_and_cut(scan, top_k)
+    except KeyboardInterrupt:
+        scan.interrupted = True
+        space = scan.space
+        inputs = (space.model, space.cluster, space.framework)
+        kept = simulate(*inputs, scan.safe.plans, scan.memory_limit)
+        return _Refined(ranking(kept, top_k), kept.take(slice(0)), proven=False)
+
+
+def _replay_and_cut(scan: _Scan, top_k: int) -> _Refined:
+    space, table = scan.space, scan.table
+    replays = Replays(space, table, scan.memory_limit)
+    ranked = replays.rank(scan.safe.plans, scan.safe.score, top_k)
+    safe, found = ranked.plans, None
+    last = float(safe.step_time_s[-1]) if len(safe) == top_k else math.inf
+    # What the scan dropped has bounds above those of what it kept.
+    reached = not scan.truncated or float(scan.safe.score[-1]) >= last
+    gains: tuple[float | None, ...] = (None,) * len(safe)
+    if (reached or scan.keep >= MOST_KEPT) and not scan.interrupted:
+        known = best_of_families(ranked.replayed)
+        found = find_cuts(space, table, scan.unstaged, known, last, scan.memory_limit)
+        cut = replays.run(found.plans)
+        cut = best_cuts(cut.take((cut.reasons == 0) & (cut.zone == 0)))
+        safe = ranking(Simulation.concatenate([safe, cut]), top_k)
+        gains = tuple(_gain(safe, i, known, last) for i in range(len(safe)))
+    best = float(safe.step_time_s[0]) if len(safe) else math.inf
+    tight = replays.rank(scan.tight.plans, scan.tight.score, top_k, best).plans
+    exact = scan.only_bounded and bool(safe.replayed.all())
+    return _Refined(
+        safe=safe,
+        tight=tight,
+        proven=ranked.complete and reached and exact,
+        num_replayed=replays.num_replayed,
+        num_cut=found.num_cut if found else 0,
+        num_uncut=found.num_left if found else 0,
+        gains=gains,
     )
 
 
-def _order(time_s: FloatArray, peak_bytes: FloatArray, plans: PlanBatch) -> np.ndarray:
-    """Positions by time, then memory, then the plan's fields."""
-    fields = [getattr(plans, name) for name in reversed(PLAN_FIELDS)]
-    return np.lexsort([*fields, peak_bytes, time_s])
+def _gain(
+    safe: Simulation, index: int, known: Mapping[Family, float], last_s: float
+) -> float | None:
+    """Share of the step that the cut of one plan saves over its best other layout, at least.
+
+    Layouts that were not replayed are not below ``last_s``.
+    """
+    if safe.plans.layout[index] != FREE:
+        return None
+    other = known.get(family(safe.plans, index))
+    return None if other is None else 1 - float(safe.step_time_s[index]) / min(other, last_s)
 
 
 class _Best:
@@ -133,8 +187,8 @@ class _Best:
             return
         merged = PlanBatch.concatenate([self.plans, plans])
         score, tie = np.concatenate([self.score, score]), np.concatenate([self.tie, tie])
-        order = _order(score, tie, merged)[: self.keep]
-        self.plans, self.score, self.tie = merged.take(order), score[order], tie[order]
+        best = order(score, tie, merged)[: self.keep]
+        self.plans, self.score, self.tie = merged.take(best), score[best], tie[best]
 
 
 class _Scan:
@@ -143,6 +197,12 @@ class _Scan:
     def __init__(self, space: SearchSpace, keep: int, memory_limit: float) -> None:
         self.space, self.memory_limit = space, memory_limit
         self.safe, self.tight, self.nearest = _Best(keep), _Best(keep), _Best(1)
+        self.keep = keep
+        self.table = CostTable(space.model, space.cluster, space.framework, space.shapes())
+        self.unstaged: dict[int, PlanBatch] = {}
+        """By pp: plans without staging that obey the rules and may fit."""
+        self.only_bounded = True
+        """Every plan kept out by its bound has a schedule whose bound holds for any costs."""
         self.num_candidates = self.num_safe = self.num_tight = 0
         self.reasons: Counter[str] = Counter()
         self.interrupted = False
@@ -153,12 +213,16 @@ class _Scan:
         """Examine every block, or as many as Ctrl-C lets."""
         space = self.space
         try:
-            table = CostTable(space.model, space.cluster, space.framework, space.shapes())
             for pp in space.pipeline_degrees:
-                for block in space.expand(pp, self._worth_expanding(table, pp)):
-                    self._examine(table, block)
+                for block in space.expand(pp, self._worth_expanding(self.table, pp)):
+                    self._examine(self.table, block)
         except KeyboardInterrupt:
             self.interrupted = True
+
+    @property
+    def truncated(self) -> bool:
+        """There were more safe plans than are kept."""
+        return self.num_safe > len(self.safe.plans)
 
     def _worth_expanding(self, table: CostTable, pp: int) -> BoolArray:
         """Rows of ``unstaged(pp)`` of which some staging may obey the rules and fit.
@@ -175,6 +239,7 @@ class _Scan:
         fits[valid] = lowest_memory(table, rows.take(valid)) <= self.byte_limit
         self.reasons[OUT_OF_MEMORY] += int(stagings[valid & ~fits].sum())
         self.num_candidates += int(stagings[~fits].sum())
+        self.unstaged[pp] = rows.take(fits)
         return fits
 
     def _count_broken(self, broken: IntArray, times: IntArray) -> None:
@@ -203,10 +268,12 @@ class _Scan:
         self.reasons[OUT_OF_MEMORY] += int(len(peak) - fits.sum())
         plans, peak = plans.take(fits), peak[fits]
         safe = peak / self.capacity <= self.memory_limit
-        step = screen_time(table, plans)
+        least = by_block(table, plans, least_step_time)[0]
+        self.only_bounded &= bool(IS_BOUNDED[plans.schedule].all())
         self.num_safe += int(safe.sum())
         self.num_tight += int(len(safe) - safe.sum())
-        self.safe.offer(plans.take(safe), step[safe], peak[safe])
-        # A tight plan is of interest only where it beats the best safe one.
-        beats = ~safe & (step < (self.safe.score[0] if len(self.safe.score) else np.inf))
-        self.tight.offer(plans.take(beats), step[beats], peak[beats])
+        self.safe.offer(plans.take(safe), least[safe], peak[safe])
+        # A tight plan is of interest only where it may beat the best safe one.
+        full = len(self.safe.score) >= self.keep
+        beats = ~safe & (least < (self.safe.score[-1] if full else np.inf))
+        self.tight.offer(plans.take(beats), least[beats], peak[beats])

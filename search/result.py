@@ -16,7 +16,7 @@ class SearchResult:
     """Ranked plans and the account of the rest."""
 
     plans: Simulation
-    """Safe plans, fastest first; ties by memory, then by the plan's fields."""
+    """Safe plans, fastest first by the replay; ties by memory, then by the plan's fields."""
     faster_but_tight: Simulation
     """Plans faster than the best safe one that may run out of memory, fastest first."""
     nearest_miss: Simulation
@@ -32,8 +32,20 @@ class SearchResult:
     the cut are not asked for them.
     """
     proven: bool
-    """Every candidate was examined: no plan of the space is better than the first."""
+    """No plan of the space is better than the first, by the replay: every candidate was screened,
+    and every one whose bound could enter the ranking was replayed. Cuts of layout ``free`` are
+    beside the space: they are sought, not exhausted."""
     partial: bool
     """The search was interrupted; the plans are the best so far."""
     elapsed_s: float
     searcher: str
+    num_replayed: int = 0
+    """Plans whose pipeline was replayed."""
+    num_cut: int = 0
+    """Plans whose layers were cut into stages by dynamic programming."""
+    num_uncut: int = 0
+    """Plans that a cut might have brought into the ranking and that were not cut."""
+    cut_gain_frac: tuple[float | None, ...] = ()
+    """Of each plan with layout ``free``, in order of ``plans``, the share of the step that its cut
+    saves at least over the best other layout of the same degrees and switches; None for the
+    other plans, and where no other layout was replayed."""

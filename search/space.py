@@ -44,11 +44,13 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import CHOICES, IntArray, PlanBatch, code
+from parallelsim.plan import CHOICES, IntArray, Plan, PlanBatch, code
 from parallelsim.rule_context import BoolArray, ModelFacts, model_facts
 from parallelsim.rule_stages import FULL, SELECTIVE
 
 BLOCK_PLANS = 1 << 16
+FREE_SCHEDULES = ("1f1b", "interleaved-1f1b")
+"""Schedules for which layers are cut anywhere."""
 _ANY, _WITHOUT, _WITH = range(3)
 """Which stagings go with a row: all, those in which experts' exchange cannot be overlapped (where
 it can, it is), or those in which it can."""
@@ -119,6 +121,36 @@ class SearchSpace:
         with_overlap = self._overlapping_stagings(pp)
         on, off = int(with_overlap.sum()), int((~with_overlap).sum())
         return np.array([on + off, off, on])[self._staging_kinds(pp)]
+
+    def free_stagings(self, pp: int) -> list[tuple[int, int]]:
+        """(vpp, schedule code) of the plans whose layers may be cut anywhere: layout ``free``.
+
+        Such plans are not of the space: there are too many. :mod:`parallelsim.search.cuts` seeks
+        the best.
+        """
+        given = self._asked.values
+        asked = "free" in given.get("layout", ("free",))
+        if not asked or pp == 1 or "free" not in self.framework.capabilities.layouts:
+            return []
+        if given.keys() & {"first_stage_layers", "last_stage_layers"}:
+            return []
+        possible = range(1, (self.model.num_layers + 2) // pp + 1)
+        return [
+            (vpp, schedule)
+            for vpp in self._asked.allowed("vpp", possible, possible)
+            for schedule in self._stagings.schedules(pp, vpp)
+            if CHOICES["schedule"][schedule] in FREE_SCHEDULES
+        ]
+
+    @property
+    def recompute_kinds(self) -> list[str]:
+        """Kinds of recompute that a plan may have; ``block``: full with a number of layers."""
+        can = self.framework.capabilities.recomputes
+        return [k for k in can if k in self._asked.values.get("recompute", can) or k == "block"]
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether the plan has the values that the caller gave."""
+        return all(getattr(plan, name) in values for name, values in self._asked.values.items())
 
     def expand(self, pp: int, chosen: Any) -> Iterator[PlanBatch]:
         """The plans of the chosen rows of :meth:`unstaged` with every staging, in blocks."""

@@ -37,13 +37,14 @@ class Stagings:
     def rows(self, pp: int) -> Iterator[tuple[int, ...]]:
         """Values of :data:`STAGED` for so many stages."""
         for vpp, layout, first, last, chunk in self._layouts(pp):
-            for schedule in self._schedules(pp, vpp):
+            for schedule in self.schedules(pp, vpp):
                 if layout == FIRST_LAST and IS_WAVE[schedule]:
                     continue
                 for recompute in self._recomputes(chunk):
                     yield (vpp, schedule, layout, first, last, *recompute)
 
-    def _schedules(self, pp: int, vpp: int) -> list[int]:
+    def schedules(self, pp: int, vpp: int) -> list[int]:
+        """Codes of the pipeline schedules of such stages."""
         names = schedule_names(self.framework, pp, vpp)
         synchronous = [name for name in names if name not in ASYNCHRONOUS]
         return self.asked.allowed("schedule", synchronous, names)
@@ -52,7 +53,8 @@ class Stagings:
         """(vpp, layout code, first, last, layers of the largest chunk) of every way to cut the
         layers.
         """
-        names = [n for n in self.framework.capabilities.layouts if n == "even" or pp > 1]
+        possible = [n for n in self.framework.capabilities.layouts if n != "free"]
+        names = [n for n in possible if n == "even" or pp > 1]
         for layout in self.asked.allowed("layout", names, names):
             name = CHOICES["layout"][layout]
             if name == "first-last":
@@ -86,7 +88,7 @@ class Stagings:
         space makes is left to it.
         """
         num_layers, given = self.num_layers, self.asked.values
-        names = self.framework.capabilities.layouts
+        names = [n for n in self.framework.capabilities.layouts if n != "free"]
         known = {CHOICES["layout"][code] for code in self.asked.allowed("layout", names, names)}
 
         def others(middle: int) -> set[tuple[int, int]]:

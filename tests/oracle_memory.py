@@ -48,7 +48,9 @@ def layers_of_chunks(model: ModelSpec, plan: Plan) -> list[list[list[Layer]]]:
     """[stage][virtual stage] -> its layers; virtual stage j of stage i is number j pp + i."""
     p, v = plan.pp, plan.vpp
     counts = [[0] * v for _ in range(p)]
-    if plan.layout == "first-last":
+    if plan.layout == "free":
+        counts = [[plan.chunk_layers[j * p + i] for j in range(v)] for i in range(p)]
+    elif plan.layout == "first-last":
         first, last = plan.first_stage_layers, plan.last_stage_layers
         rest = model.num_layers - first - last
         stages = p - (first > 0) - (last > 0)

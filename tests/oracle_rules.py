@@ -17,6 +17,10 @@ NO_SUCH_KIND = {"framework-has-sublayers"}
 def chunk_layers(model: ModelSpec, plan: Plan) -> list[int] | None:
     """Layers of every virtual stage, or None where the layout does not divide."""
     p, v, layers = plan.pp, plan.vpp, model.num_layers
+    if plan.layout == "free":
+        chunks = list(plan.chunk_layers)
+        whole = len(chunks) == p * v and sum(chunks) == layers
+        return chunks if whole and all(chunks[1:-1]) and (len(chunks) > 1 or chunks[0]) else None
     if plan.layout == "first-last":
         ends = [plan.first_stage_layers, plan.last_stage_layers]
         rest = layers - sum(ends)
@@ -213,15 +217,19 @@ def _broken_pipeline(model: ModelSpec, plan: Plan) -> set[str]:
     if plan.schedule == "pipedream-2bw" and micro_batches < plan.pp:
         found.add("schedule-has-micro-batches")
     waves = ("hanayo", "zb-v", "v-half", "v-min", "dualpipe-v")
-    if plan.layout == "first-last" and plan.schedule in waves:
+    if plan.layout in ("first-last", "free") and plan.schedule in waves:
+        found.add("layout-fits-schedule")
+    if plan.layout == "free" and plan.schedule in ("chimera", "dualpipe"):
         found.add("layout-fits-schedule")
     if plan.schedule == "interleaved-1f1b" and (micro_batches == 0 or micro_batches % plan.pp):
         found.add("interleaving-needs-micro-batches")
     given = plan.first_stage_layers > 0 or plan.last_stage_layers > 0
     chunks = chunk_layers(model, plan)
     if chunks is None:
-        is_first_last = plan.layout == "first-last"
-        found.add("first-last-fits" if is_first_last else "layers-divide-by-stages")
+        names = {"first-last": "first-last-fits", "free": "chunk-layers-fit"}
+        found.add(names.get(plan.layout, "layers-divide-by-stages"))
+    if plan.chunk_layers and plan.layout != "free":
+        found.add("chunk-layers-fit")
     if given and plan.layout != "first-last":
         found.add("first-last-fits")
     if plan.layout != "even" and plan.pp == 1:

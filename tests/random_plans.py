@@ -10,6 +10,18 @@ from parallelsim.plan import RECOMPUTE_MODULES, Plan, PlanBatch
 from parallelsim.rules import broken_rules
 
 
+def random_cut(num_layers: int, num_chunks: int, rng: random.Random) -> tuple[int, ...]:
+    """About equal chunks, between which a few layers were moved; ends may be empty."""
+    each, left = divmod(num_layers, num_chunks)
+    chunks = [each + (c < left) for c in range(num_chunks)]
+    for _ in range(rng.randint(0, 6)):
+        giver, taker = rng.randrange(num_chunks), rng.randrange(num_chunks)
+        moved = rng.randint(0, min(chunks[giver], 2))
+        chunks[giver] -= moved
+        chunks[taker] += moved
+    return tuple(chunks)
+
+
 def random_plan(model: ModelSpec, num_gpus: int, rng: random.Random) -> Plan:
     """A plan of exactly ``num_gpus`` GPUs; it may break rules."""
     powers = [2**k for k in range(num_gpus.bit_length())]
@@ -17,7 +29,8 @@ def random_plan(model: ModelSpec, num_gpus: int, rng: random.Random) -> Plan:
     cp = rng.choice([1, 1, 1, 2, 4])
     layers = model.num_layers
     slots = {"even": 0, "embedding": 1, "loss": 1, "embedding-loss": 2}
-    layout = rng.choice(["even", "even", "embedding", "loss", "embedding-loss", "first-last"])
+    layouts = ["even", "even", "embedding", "loss", "embedding-loss", "first-last", "free"]
+    layout = rng.choice(layouts)
     pp = rng.choice([p for p in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16) if num_gpus % p == 0])
     per_stage = (layers + slots.get(layout, 0)) // pp
     vpp = rng.choice([1, 1, *[v for v in (2, 3, 4, 5, 8) if pp > 1 and per_stage % v == 0]])
@@ -43,6 +56,7 @@ def random_plan(model: ModelSpec, num_gpus: int, rng: random.Random) -> Plan:
         layout=layout if pp > 1 else "even",
         first_stage_layers=first,
         last_stage_layers=last,
+        chunk_layers=random_cut(layers, pp * vpp, rng) if layout == "free" and pp > 1 else (),
         sequence_parallel=tp > 1 and rng.random() < 0.7,
         zero=rng.choice([0, 1, 1, 2, 3]),
         recompute=recompute,

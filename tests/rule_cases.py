@@ -205,6 +205,12 @@ CASES = {
         ["19", "18", "43", "80"],
         {},
     ),
+    "chunk-layers-fit": (
+        replace(PIPE, layout="free", chunk_layers=(19, 21, 21, 18)),
+        replace(PIPE, layout="free", chunk_layers=(19, 21, 21, 19)),
+        ["79", "80", "4 chunks"],
+        {},
+    ),
     "recompute-within-stage": (
         replace(PIPE, recompute="full", recompute_num_layers=21),
         replace(PIPE, recompute="full", recompute_num_layers=20),

@@ -35,12 +35,16 @@ def plans_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+EVEN_OR_COUNTED = "tp=8,cp=1,layout=even|embedding|loss|embedding-loss|first-last"
+"""Layers cut anywhere fit where these layouts do not."""
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         (*LLAMA, "-n", "24", "--fix", "tp=8,pp=3,dp=1", "-b", "5", "--memory-limit", "0.3"),
         (*LLAMA, "-n", "24", "--fix", "pp=3", "--memory-limit", "0.2"),
-        ("-m", "llama3.1-405b", "-n", "92160", "-c", "gb200-nvl72", "--limit", "tp=8,cp=1"),
+        ("-m", "llama3.1-405b", "-n", "92160", "-c", "gb200-nvl72", "--limit", EVEN_OR_COUNTED),
     ],
 )
 def test_the_rescue_search_never_replaces_the_answer(arguments: tuple[str, ...]) -> None:

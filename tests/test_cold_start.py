@@ -40,7 +40,8 @@ SLOW_STANDARD_LIBRARY = (
 )
 """Each takes milliseconds; those that NumPy loads itself are not counted."""
 OTHER_COMMANDS = (
-    *("exporters", "timeline", "huggingface", "huggingface_config", "schemas_model"),
+    *("exporters", "timeline.gantt", "timeline.chrome", "timeline.analysis"),
+    *("huggingface", "huggingface_config", "schemas_model"),
     *("schemas_cluster", "schemas_framework", "measurements", "validation", "report.single"),
 )
 """Modules of parallelsim that planning from the catalogue does not need."""

@@ -253,6 +253,8 @@ def test_a_batch_equals_its_plans_one_by_one():
 def plan_values(field_name: str, kind: str) -> st.SearchStrategy[object]:
     if kind == "bool":
         return st.booleans()
+    if kind == "tuple[int, ...]":
+        return st.lists(st.integers(0, 40) | st.just(MAX_DEGREE), max_size=9).map(tuple)
     if kind == "str":
         return st.sampled_from(CHOICES[field_name])
     if field_name == "zero":

@@ -39,7 +39,15 @@ SETTINGS = (
     ("resnet-50", "torchtitan", "hgx-h100", 16),
     ("dit-xl-2", "megatron-core", "hgx-h100", 16),
 )
-UNDIVIDED = {"layers-divide-by-stages", "first-last-fits"}
+UNDIVIDED = {"layers-divide-by-stages", "first-last-fits", "chunk-layers-fit"}
+
+
+def any_cut(model: ModelSpec, rng: random.Random) -> tuple[int, ...]:
+    """Layers of a few chunks, of which empty ones, and sums of a layer too many, are common."""
+    chunks = rng.choice((1, 2, 4, 6, 8, 16))
+    bounds = sorted(rng.randint(0, model.num_layers) for _ in range(chunks - 1))
+    cut = [b - a for a, b in zip([0, *bounds], [*bounds, model.num_layers], strict=True)]
+    return (cut[0] + (rng.random() < 0.2), *cut[1:])
 
 
 def model_of(name: str) -> ModelSpec:
@@ -67,6 +75,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         layout=rng.choice(LAYOUTS),
         first_stage_layers=rng.randint(0, model.num_layers) if first_last else 0,
         last_stage_layers=rng.randint(0, model.num_layers) if first_last else 0,
+        chunk_layers=any_cut(model, rng) if rng.random() < 0.3 else (),
         sequence_parallel=switch[0],
         zero=rng.choice((0, 1, 2, 3)),
         recompute=recompute,

@@ -6,6 +6,7 @@ by one, the scalar rules judge each combination, and what is left is compared as
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -21,6 +22,7 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Attention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan, PlanBatch
+from parallelsim.replay import replayed
 from parallelsim.rules import RULES, broken_rules, reasons
 from parallelsim.simulate import simulate
 
@@ -285,9 +287,10 @@ def test_grid_search_equals_brute_force(
     model_name: str, num_gpus: int, global_batch_size: int, framework_name: str, cluster_name: str
 ) -> None:
     space = _space(model_name, num_gpus, global_batch_size, framework_name, cluster_name)
+    space = replace(space, limits={"layout": LAYOUTS[:-1]})  # layers cut anywhere: the next test
     inputs = (space.model, space.cluster, space.framework)
     plans = _valid(space)
-    simulation = simulate(*inputs, plans)
+    simulation = replayed(simulate(*inputs, plans))
     order = np.lexsort(
         [
             *[getattr(plans, name) for name in reversed(PLAN_FIELDS)],
@@ -314,6 +317,21 @@ def test_grid_search_equals_brute_force(
     shown = list(result.faster_but_tight.plans)
     assert shown == [plans.plan(i) for i in tight[: len(shown)]]
     assert bool(shown) == bool(tight)
+
+
+@each_space
+def test_cuts_are_added_to_the_ranking_and_replace_none_that_is_faster(
+    model_name: str, num_gpus: int, global_batch_size: int, framework_name: str, cluster_name: str
+) -> None:
+    space = _space(model_name, num_gpus, global_batch_size, framework_name, cluster_name)
+    regular = grid_search(replace(space, limits={"layout": LAYOUTS[:-1]}), top_k=20)
+    result = grid_search(space, top_k=20)
+    assert result.proven
+    assert (np.diff(result.plans.step_time_s) >= -1e-9 * result.plans.step_time_s[0]).all()
+    others = [plan for plan in result.plans.plans if plan.layout != "free"]
+    assert others == list(regular.plans.plans)[: len(others)]
+    for gain, plan in zip(result.cut_gain_frac, result.plans.plans, strict=True):
+        assert gain is None or (plan.layout == "free" and gain > 0)
 
 
 @each_space

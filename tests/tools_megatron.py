@@ -36,7 +36,7 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.huggingface import model_from_config
 from parallelsim.layers import Block
 from parallelsim.model import VOCAB_PADDING, ModelSpec
-from parallelsim.plan import CHOICES, PLAN_FIELDS, Plan, PlanBatch
+from parallelsim.plan import CHOICES, PLAN_FIELDS, Cuts, Plan, PlanBatch
 from parallelsim.rules import broken_rules
 
 CLUSTERS = (("hgx-h100", 256, "9.0"), ("dgx-a100-80gb", 192, "8.0"), ("hgx-b200", 128, "10.0"))
@@ -66,7 +66,7 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
     tp, cp, pp = pick(1, 2, 4, 8), pick(1, 1, 2, 4), pick(1, 2, 3, 4, 8)
     vpp = np.where(pp > 1, pick(1, 1, 2, 3, 4, 5), 1)
     zero, grads = pick(0, 1, 1), pick(*BINARY)
-    layout = np.where(pp > 1, pick(0, 0, 1, 2, 3, 4, 4), 0)
+    layout = np.where(pp > 1, pick(0, 0, 1, 2, 3, 4, 4, 5, 5), 0)
     is_first_last = layout == CHOICES["layout"].index("first-last")
     per_stage = -(-model.num_layers // pp)
     first = np.where(is_first_last, np.maximum(per_stage - pick(0, 1, 2, 4), 1), 0)
@@ -75,6 +75,7 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
     sequence_parallel = (tp > 1) & (pick(0, 1, 1) | model.has_experts)
     kind = np.where(cp > 2, rng.integers(0, 4, n), rng.integers(0, 3, n))
     dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 1)
+    cuts, cut = draw_cuts(model, layout == CHOICES["layout"].index("free"), pp * vpp, rng)
     columns = draw_experts(model, tp * cp * dp, (pp == 1) | (vpp > 1), recompute < 2, rng)
     columns |= {
         "tp": tp,
@@ -88,6 +89,7 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
         "layout": layout,
         "first_stage_layers": first,
         "last_stage_layers": last,
+        "chunk_layers": cut,
         "sequence_parallel": sequence_parallel,
         "zero": zero,
         "recompute": recompute,
@@ -103,7 +105,28 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
         "cuda_graphs": pick(*BINARY),
         "fp8_param_gather": (zero > 0) & pick(*BINARY),
     }
-    return PlanBatch.from_columns(n, columns)
+    return replace(PlanBatch.from_columns(n, columns), cuts=cuts)
+
+
+def draw_cuts(
+    model: ModelSpec, free: np.ndarray, chunks: np.ndarray, rng: np.random.Generator
+) -> tuple[Cuts, np.ndarray]:
+    """A few cuts for each number of chunks, with empty ends among them; and one for each plan."""
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for number in np.unique(chunks[free]).tolist():
+        inner = model.num_layers - number
+        for empty_ends in (0, 1, 0):
+            between = max(number - 2 * empty_ends, 1)
+            extra = rng.multinomial(max(inner + 2 * empty_ends, 0), [1 / between] * between)
+            cut = [0] * empty_ends + [int(1 + e) for e in extra] + [0] * empty_ends
+            found.setdefault(number, []).append(tuple(cut))
+    cuts = tuple(sorted({(), *(cut for each in found.values() for cut in each)}))
+    column = np.zeros(len(free), np.int64)
+    for number, each in found.items():
+        codes = np.array([cuts.index(cut) for cut in each])
+        index = np.flatnonzero(free & (chunks == number))
+        column[index] = rng.choice(codes, len(index))
+    return cuts, column
 
 
 def draw_experts(
@@ -249,6 +272,10 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
         return wrong
     if sum(map(sum, layers)) != case.model.num_layers:
         wrong.append(f"layers {layers}")
+    if plan.layout == "free":
+        chunks = [row[k] for k in range(plan.vpp) for row in layers]
+        if chunks != list(plan.chunk_layers):
+            wrong.append(f"chunks {chunks}")
     if plan.layout == "first-last":
         ends = [sum(layers[0]), sum(layers[-1])]
         if ends != [plan.first_stage_layers, plan.last_stage_layers]:

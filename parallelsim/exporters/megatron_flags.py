@@ -14,6 +14,7 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Attention, LatentAttention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, Plan
+from parallelsim.search.partition_layouts import megatron_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class MegatronVersion:
     hybrid_stages: bool
     """A hybrid's pattern has ``|`` between (virtual) stages, and ``E`` for experts; its layers can
     be recomputed and captured."""
+    stage_layout: bool = True
+    """Has ``--pipeline-model-parallel-layout``: since core_v0.13.0."""
 
 
 VERSIONS = {
@@ -133,6 +136,8 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         yield f"it shards the optimizer alone (zero 1), not zero={plan.zero}"
     if plan.schedule not in ("none", "1f1b", "interleaved-1f1b"):
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
+    if plan.layout == "free" and not version.stage_layout:
+        yield f"{version.name} has no --pipeline-model-parallel-layout (since core_v0.13.0)"
     if plan.precision == "fp32" and plan.cp > 1:
         yield "its context parallelism needs 16-bit attention, not precision fp32"
     attentions = [layer.attention for layer, _ in model.layer_kinds]
@@ -184,9 +189,12 @@ def parallelism(plan: Plan) -> FlagGroup:
     if plan.cp_a2a > 1:
         sizes = f"{plan.cp_a2a} {plan.cp // plan.cp_a2a}"
         flags += [f"--hierarchical-context-parallel-sizes {sizes}"]
-    if plan.vpp > 1:
+    if plan.vpp > 1 and plan.layout != "free":
         flags += [f"--num-virtual-stages-per-pipeline-rank {plan.vpp}"]
-    if plan.layout == "first-last":
+    if plan.layout == "free":
+        # The number of virtual stages follows from the number of chunks.
+        flags += [f'--pipeline-model-parallel-layout "{megatron_layout(plan.chunk_layers)}"']
+    elif plan.layout == "first-last":
         flags += [f"--decoder-first-pipeline-num-layers {plan.first_stage_layers}"]
         flags += [f"--decoder-last-pipeline-num-layers {plan.last_stage_layers}"]
     else:

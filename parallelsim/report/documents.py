@@ -48,11 +48,17 @@ def plan_document(
         "num_candidates": result.num_candidates,
         "num_feasible": result.num_feasible,
         "num_tight": result.num_tight,
+        "num_replayed": result.num_replayed,
+        "num_cut": result.num_cut,
+        "num_uncut": result.num_uncut,
         "reasons": dict(result.reasons),
         "proven": result.proven,
         "partial": result.partial,
         "elapsed_s": result.elapsed_s,
-        "plans": ranked_rows(result.plans),
+        "plans": [
+            row | {"cut_gain_frac": gain}
+            for row, gain in zip(ranked_rows(result.plans), result.cut_gain_frac, strict=True)
+        ],
         "faster_but_tight": ranked_rows(result.faster_but_tight, len(result.plans) + 1),
         "nearest_miss": ranked_rows(result.nearest_miss),
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 from parallelsim.plan import Plan
 from parallelsim.units import format_seconds
@@ -90,6 +91,8 @@ def switches(plan: Plan) -> str:
     parts = [f"schedule {plan.schedule}", f"layout {plan.layout}", f"zero {plan.zero}"]
     if plan.layout == "first-last":
         parts[1] += f" ({plan.first_stage_layers}/{plan.last_stage_layers})"
+    if plan.layout == "free":
+        parts[1] += f" ({cut_words(plan.chunk_layers)})"
     parts += [f"recompute {plan.recompute_label}", f"gradients {plan.grad_dtype}"]
     groups = f" (a2a over {plan.cp_a2a})" if plan.cp_a2a > 1 else ""
     parts += [f"cp by {plan.cp_comm_type}{groups}"] if plan.cp > 1 else []
@@ -112,5 +115,16 @@ def differences(first: Plan, second: Plan) -> str:
     return ", ".join(f"{name} {_word(a[name])} (not {_word(b[name])})" for name in names)
 
 
-def _word(value: int | bool | str) -> str:
+def cut_words(chunk_layers: Sequence[int]) -> str:
+    """Layers chunk by chunk, equal neighbours together: ``7, 14 x 8, 7``."""
+    parts = []
+    for layers, group in itertools.groupby(chunk_layers):
+        number = len(list(group))
+        parts.append(f"{number} x {layers}" if number > 1 else str(layers))
+    return ", ".join(parts)
+
+
+def _word(value: int | bool | str | list[int]) -> str:
+    if isinstance(value, list):
+        return f"[{cut_words(value)}]" if value else "none"
     return ("on" if value else "off") if isinstance(value, bool) else str(value)

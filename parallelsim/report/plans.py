@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelsim.plan import Plan
-from parallelsim.report.labels import degrees, label, largest_loss, step_interval
+from parallelsim.report.labels import cut_words, degrees, label, largest_loss, step_interval
 from parallelsim.report.tables import Column, print_line, print_table
 from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
 
@@ -23,12 +23,20 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY = "out of memory"
 
 CP_MARKS = {"p2p": "", "all-gather": "g", "a2a": "a", "a2a+p2p": "h"}
-LAYOUT_MARKS = {"even": "", "embedding": "e", "loss": "l", "embedding-loss": "b", "first-last": "f"}
+LAYOUT_MARKS = {
+    "even": "",
+    "embedding": "e",
+    "loss": "l",
+    "embedding-loss": "b",
+    "first-last": "f",
+    "free": "c",
+}
 """Behind the degrees of context and pipeline parallelism: how, where it is not the usual way."""
 EP_MARKS = {"all-to-all": "", "all-gather": "g", "deepep": "d"}
 OVERLAP_MARK = "o"
 """Behind the degree of expert parallelism: how, and that its exchange is overlapped."""
 
+MAX_CUTS_SHOWN = 2
 TIGHT_MEANS = "they may run out of memory. P(fits) says how likely each is to fit; run three steps."
 _NEAR_FIELDS = frozenset(
     {
@@ -36,6 +44,7 @@ _NEAR_FIELDS = frozenset(
         "layout",
         "first_stage_layers",
         "last_stage_layers",
+        "chunk_layers",
         "cp_comm_type",
         "cp_a2a",
         "moe_dispatcher",
@@ -242,13 +251,39 @@ def first_with_other_degrees(simulation: Simulation) -> int:
 
 
 def counts(result: SearchResult) -> str:
-    """How many plans were looked at, and what that proves."""
-    tried = f"{result.num_candidates:,} candidates, {result.num_feasible:,} safe"
+    """How many plans were looked at and how, and what that proves."""
+    tried = f"{result.num_candidates:,} candidates screened, {result.num_feasible:,} safe"
     tried += f", {result.num_tight:,} tight"
     if result.partial:
         return f"{tried}; interrupted after {format_seconds(result.elapsed_s)}: the best so far"
-    proof = "plan 1 is proved the best of them" if result.proven else "the best found, not proved"
-    return f"{tried}; {proof}; {format_seconds(result.elapsed_s)}"
+    tried += f"; {result.num_replayed:,} replayed operation by operation"
+    return f"{tried}; {_proof(result)}; {format_seconds(result.elapsed_s)}"
+
+
+def _proof(result: SearchResult) -> str:
+    if not result.proven:
+        return "the best found, not proved"
+    if not result.num_cut:
+        return "plan 1 is proved the best of them"
+    proof = "none of them is faster than plan 1. Layers were cut freely (layout free) in "
+    if result.num_uncut:
+        number = result.num_cut + result.num_uncut
+        return f"{proof}{result.num_cut} of {number:,} plans that might gain by it"
+    return f"{proof}{result.num_cut} plans, all that might gain by it"
+
+
+def cuts(result: SearchResult) -> list[str]:
+    """What the plans with layout ``free`` gain by it, and how the best of them cuts the layers."""
+    lines = []
+    for index, gain in enumerate(result.cut_gain_frac):
+        plan = result.plans.plans.plan(index)
+        if plan.layout != "free":
+            continue
+        words = f"layers cut as {cut_words(plan.chunk_layers)}"
+        if gain is not None:
+            words += f", {gain:.1%} of the step less than with the best other layout (same VP)"
+        lines.append(f"Plan {index + 1}: {words}.")
+    return lines[:MAX_CUTS_SHOWN]
 
 
 def limits(simulation: Simulation) -> str:

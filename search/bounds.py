@@ -1,0 +1,96 @@
+"""Step times that the replay cannot beat: the closed forms less their error.
+
+A rank of a pipeline starts when the first chunks of the ranks before it have run, then has m
+micro-batches to run, and the same first chunks run backwards when it has ended. So for every rank s
+
+T >= sum_{i<s} ( tau_i / v + 2 (c + x) ) + m ( tau_s + 2 v x )
+
+tau_i the seconds of one micro-batch on rank i with v chunks, c a transfer, x its exposed share.
+1F1B has no less than its closed form without fill transfers either, a maximum of such bounds. The
+schedules of :mod:`parallelsim.pipeline_forms` have the errors that are stated there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from parallelsim.costs import CostTable
+from parallelsim.memory import States
+from parallelsim.operators import FloatArray, IntArray
+from parallelsim.pipeline import GPIPE, INTERLEAVED, StageSeconds
+from parallelsim.plan import SCHEDULES, PlanBatch, code
+from parallelsim.stages import Columns
+from parallelsim.step import after_stages, schedule_seconds, transfer_seconds
+
+STATED_ERRORS: Mapping[str, float] = {
+    "breadth-first": 0.015,
+    "chimera": 0.04,
+    "hanayo": 0.04,
+    "zb-h1": 0.025,
+    "zb-h2": 0.05,
+    "zb-v": 0.025,
+    "v-half": 0.07,
+    "v-min": 0.08,
+    "dualpipe": 0.015,
+    "dualpipe-v": 0.025,
+}
+"""Shares by which a closed form may lie above the replay (its docstring); the other schedules have
+a bound that holds for any costs."""
+ERROR = np.array([STATED_ERRORS.get(name, 0.0) for name in SCHEDULES])
+IS_BOUNDED = np.array([name not in STATED_ERRORS for name in SCHEDULES])
+ONE_F_ONE_B = code("schedule", "1f1b")
+RELATIVE = 1e-9
+"""Of the time: what rounding may take off a bound."""
+
+
+def least_step_time(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
+) -> FloatArray:
+    """Seconds that no replay of these plans is below, shape [P].
+
+    Plans with layout ``free`` have their middle stages counted as the fullest: no bound for them.
+    """
+    stages = schedule_seconds(table, rows, plans, columns)
+    tail = after_stages(table, rows, plans, columns, held, stages)
+    launches = table.framework.host.micro_batch_s * columns.num_micro_batches
+    pipeline = tail.steady_s + tail.bubble_s
+    rest = tail.dp_s + tail.optimizer_s + launches
+    stretch = 1 + tail.straggler_s / (pipeline + tail.p2p_s + rest)
+    transfer, exposed = transfer_seconds(table, rows, plans, columns)
+    paid = 2 * columns.num_micro_batches * columns.vpp * exposed * transfer
+    least = pipeline * (1 - ERROR[plans.schedule]) + paid
+    chosen = np.flatnonzero((plans.schedule == INTERLEAVED) | (plans.schedule == GPIPE))
+    if chosen.size == len(plans):
+        least = _by_rank(table, rows, columns, stages, transfer, exposed)
+    else:
+        by_rank = _by_rank(table, rows, columns, stages, transfer, exposed)
+        flushed = (plans.schedule == ONE_F_ONE_B) & (columns.pp > 1)
+        least = np.where(flushed, np.maximum(least, by_rank), least)
+        least[chosen] = by_rank[chosen]
+    bound = (least + rest) * stretch + tail.overhead_s - launches
+    return np.asarray(bound * (1 - RELATIVE))
+
+
+def _by_rank(
+    table: CostTable,
+    rows: IntArray,
+    columns: Columns,
+    stages: StageSeconds,
+    transfer: FloatArray,
+    exposed: FloatArray,
+) -> FloatArray:
+    """The module's inequality for the first, last but one, and last rank."""
+    pp, vpp, m = columns.pp, columns.vpp, columns.num_micro_batches
+    # The first chunk of the first rank may be up to a layer lighter than the others.
+    layer = table.layer_total_s[rows] + table.layer.forward_s[rows]
+    lightest = np.maximum(stages.first / vpp - layer, 0.0)
+    first = np.where(vpp > 1, lightest, stages.first)
+    exposed_s = exposed * transfer
+    hop = 2 * (transfer + exposed_s)
+    before = first + np.maximum(pp - 3, 0.0) * (stages.middle / vpp)
+    last = before + np.where(pp > 2, stages.middle / vpp, 0.0) + (pp - 1) * hop + m * stages.last
+    middle = np.where(pp > 2, before + (pp - 2) * hop + m * stages.middle, 0.0)
+    longest = np.maximum(np.maximum(m * stages.first, middle), last)
+    return np.asarray(longest + 2 * m * vpp * exposed_s)

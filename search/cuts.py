@@ -1,0 +1,291 @@
+"""Plans whose layers are cut into stages by dynamic programming, where that may gain.
+
+A family is a plan without its layout and recompute depth. Its estimate is the step with the whole
+work shared out evenly over the ranks, the embedding and the head included, and the least recompute
+that fits: about what the best cut reaches. The families whose estimate would enter the ranking, and
+beats the layouts already replayed, are cut in the order of the estimates: ``MAX_CUTS`` of them, and
+``MAX_SIMILAR`` of those that differ in the number of virtual stages alone. The cut is the best for
+a closed form without transfers; the cuts a layer away from it at either end go along, for the
+replay to choose from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from parallelsim.search.partition import Partition, partition
+from parallelsim.search.partition_inputs import partition_problem
+from parallelsim.search.partition_problem import LayerItems, PartitionProblem
+from parallelsim.search.space import SearchSpace
+
+from parallelsim.costs import CostTable
+from parallelsim.errors import NoFeasiblePlanError, PlanError
+from parallelsim.memory import States, peak_memory
+from parallelsim.operators import FloatArray, IntArray
+from parallelsim.pipeline import StageSeconds
+from parallelsim.plan import PLAN_FIELDS, Plan, PlanBatch, code
+from parallelsim.rules import RULES, broken_rules
+from parallelsim.simulate import Simulation, by_block
+from parallelsim.stages import Columns
+from parallelsim.step import after_stages
+
+MAX_CUTS = 12
+"""Families that are cut: about ten milliseconds each."""
+MAX_SIMILAR = 2
+LEAST_GAIN = 5e-4
+"""Share of the step that a cut must promise."""
+SPARE_MEMORY = 1.02
+"""The estimate's even share may exceed the memory limit by so much: cuts are uneven."""
+MAX_CHUNKS = 1024
+"""Families with more chunks are not cut."""
+FREE, FULL = code("layout", "free"), code("recompute", "full")
+OF_CUT = ("layout", "first_stage_layers", "last_stage_layers", "chunk_layers")
+OF_FAMILY = tuple(
+    name for name in PLAN_FIELDS if name not in (*OF_CUT, "recompute", "recompute_num_layers")
+)
+WITHOUT_CHUNKS = tuple(name for name in OF_FAMILY if name not in ("vpp", "schedule"))
+LACKS_LIST = sum(1 << bit for bit, rule in enumerate(RULES) if rule.name == "chunk-layers-fit")
+
+BoolArray = NDArray[np.bool_]
+Family = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutPlans:
+    """What the search for cuts found."""
+
+    plans: PlanBatch
+    """Of each family the cut, and those next to it."""
+    num_cut: int
+    num_left: int
+    """Families that a cut might have brought into the ranking and that were not cut."""
+
+
+def family(plans: PlanBatch, index: int) -> Family:
+    """All fields of a plan but its layout and recompute depth."""
+    return tuple(int(getattr(plans, name)[index]) for name in OF_FAMILY)
+
+
+def best_of_families(simulation: Simulation) -> dict[Family, float]:
+    """The least step time of each family, of layouts other than ``free``."""
+    best: dict[Family, float] = {}
+    for index in np.flatnonzero(simulation.plans.layout != FREE).tolist():
+        key = family(simulation.plans, index)
+        best[key] = min(best.get(key, np.inf), float(simulation.step_time_s[index]))
+    return best
+
+
+def best_cuts(simulation: Simulation) -> Simulation:
+    """The fastest plan of each family."""
+    order = np.argsort(simulation.step_time_s, kind="stable")
+    first: dict[Family, int] = {}
+    for index in order.tolist():
+        first.setdefault(family(simulation.plans, index), index)
+    return simulation.take(np.array(sorted(first.values()), np.int64))
+
+
+def find_cuts(
+    space: SearchSpace,
+    table: CostTable,
+    rows: Mapping[int, PlanBatch],
+    known: Mapping[Family, float],
+    below_s: float,
+    memory_limit: float,
+) -> CutPlans:
+    """Plans with their layers cut for the least time, of the families that may beat ``below_s``.
+
+    Args:
+        space: what is searched.
+        table: its costs.
+        rows: by pp, plans without staging that obey the rules and may fit.
+        known: the best step time of each family that was replayed.
+        below_s: the last place of the ranking.
+        memory_limit: share of the reported memory that a stage may take.
+    """
+    none = PlanBatch.from_plans([])
+    families = [_with_stagings(space, pp, plans) for pp, plans in rows.items() if pp > 1]
+    plans = PlanBatch.concatenate([none, *families])
+    inputs = (space.model, space.cluster, space.framework)
+    plans = plans.take(broken_rules(*inputs, plans) & ~LACKS_LIST == 0)
+    limit = SPARE_MEMORY * memory_limit * float(space.cluster.accelerator.memory_bytes)
+    plans, estimate = _estimated(space, table, plans, below_s, limit)
+    best = np.array([known.get(family(plans, i), np.inf) for i in range(len(plans))])
+    promising = np.flatnonzero(estimate < np.minimum(below_s, best * (1 - LEAST_GAIN)))
+    promising = promising[np.argsort(estimate[promising], kind="stable")]
+    chosen = _diverse(plans, promising)
+    found = [
+        plan
+        for index in chosen
+        for plan in cuts(space, plans.plan(index), memory_limit)
+        if space.allows(plan)
+    ]
+    return CutPlans(PlanBatch.from_plans(found), len(chosen), len(promising) - len(chosen))
+
+
+def _diverse(plans: PlanBatch, promising: IntArray) -> list[int]:
+    """The first of the promising ones, few that differ in virtual stages alone."""
+    seen: Counter[Family] = Counter()
+    chosen: list[int] = []
+    for index in promising.tolist():
+        similar = tuple(int(getattr(plans, name)[index]) for name in WITHOUT_CHUNKS)
+        seen[similar] += 1
+        if seen[similar] <= MAX_SIMILAR:
+            chosen.append(index)
+        if len(chosen) == MAX_CUTS:
+            break
+    return chosen
+
+
+def _with_stagings(space: SearchSpace, pp: int, plans: PlanBatch) -> PlanBatch:
+    """Every plan with every schedule that deals chunks to the ranks round by round."""
+    stagings = [s for s in space.free_stagings(pp) if pp * s[0] <= MAX_CHUNKS]
+    number = len(stagings)
+    columns = {name: np.repeat(getattr(plans, name), number) for name in PLAN_FIELDS}
+    for name, values in zip(("vpp", "schedule"), np.array(stagings).reshape(-1, 2).T, strict=True):
+        columns[name] = np.tile(values, len(plans))
+    return PlanBatch.from_columns(number * len(plans), columns | {"layout": FREE})
+
+
+def _estimated(
+    space: SearchSpace, table: CostTable, plans: PlanBatch, below_s: float, limit_bytes: float
+) -> tuple[PlanBatch, FloatArray]:
+    """The families whose estimate is below ``below_s``, at the depth of recompute that they need,
+    and their estimates. Layouts are even here, with fractions of layers.
+    """
+    plans = replace(plans, layout=np.zeros(len(plans), np.int64))
+    least = 0 if "none" in space.recompute_kinds else 1
+    most = np.ceil(space.model.num_layers / (plans.pp * plans.vpp)).astype(np.int64)
+    depth = np.full(len(plans), least)
+    can_recompute = "full" in space.recompute_kinds
+
+    def chosen(index: IntArray | BoolArray) -> None:
+        nonlocal plans, depth, most
+        plans, depth, most = plans.take(index), depth[index], most[index]
+
+    chosen(by_block(table, _recomputing(plans, depth), balanced_step_time)[0] < below_s)
+    over = by_block(table, _recomputing(plans, depth), peak_memory)[0] > limit_bytes
+    if not can_recompute:
+        chosen(~over)
+        over = over[~over]
+    low, high = depth.copy(), np.where(over, most + 1, depth)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        full = by_block(table, _recomputing(plans, middle), peak_memory)[0] > limit_bytes
+        low, high = np.where(full, middle, low), np.where(full, high, middle)
+    depth = np.where(over, high, depth)
+    chosen(depth <= most)
+    estimate = by_block(table, _recomputing(plans, depth), balanced_step_time)[0]
+    below = estimate < below_s
+    return plans.take(below), estimate[below]
+
+
+def _recomputing(plans: PlanBatch, depth: IntArray) -> PlanBatch:
+    return replace(plans, recompute=np.where(depth > 0, FULL, 0), recompute_num_layers=depth)
+
+
+def balanced_step_time(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
+) -> FloatArray:
+    """Seconds of a step whose work is shared out evenly over the ranks, shape [P].
+
+    The slowest rank has no less than its share of all, and no less than L/p layers rounded up.
+    """
+    pp, layers = columns.pp, table.model.num_layers
+    layer, edge = table.layer_total_s[rows], table.edge.head_s[rows] + table.edge.embedding_s[rows]
+    again = columns.recomputed.first * table.layer.forward_s[rows]
+    mean = (layers * layer + edge) / pp + again
+    slowest = np.maximum(mean, np.ceil(layers / pp) * layer + again)
+    forward = (mean - again) / 3
+    middle = np.where(pp > 2, 1.0, 0.0)
+    stages = StageSeconds(mean, middle * mean, mean, forward, middle * forward, forward)
+    tail = after_stages(table, rows, plans, columns, held, stages)
+    busy = tail.steady_s + tail.p2p_s + tail.bubble_s + tail.dp_s + tail.optimizer_s
+    stretch = 1 + tail.straggler_s / (busy + table.framework.host.micro_batch_s)
+    longer = columns.num_micro_batches * (slowest - mean) * stretch
+    return np.asarray(busy + tail.overhead_s + tail.straggler_s + longer)
+
+
+def cuts(space: SearchSpace, plan: Plan, memory_limit: float) -> list[Plan]:
+    """The plan with its layers cut for the least time within memory, and with the cuts next to it;
+    without those that another layout makes. Empty where no cut fits.
+    """
+    problem = partition_problem(space.model, space.cluster, space.framework, plan, memory_limit)
+    problem = replace(
+        problem, layers=_averaged(problem.layers), recompute=_recompute_asked(space, problem)
+    )
+    for min_layers in (0, 1):  # chunks between the ends must not be empty
+        try:
+            found = partition(replace(problem, min_layers=min_layers))
+        except (NoFeasiblePlanError, PlanError):
+            return []
+        if min(found.chunk_layers[1:-1], default=1) > 0:
+            chunks = found.chunk_layers
+            regular = set(_regular_cuts(space.model.num_layers, len(chunks)))
+            near = [chunks, *neighbours(chunks)]
+            return [with_cut(plan, found, cut) for cut in near if cut not in regular]
+    return []
+
+
+def neighbours(chunks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The cuts with a layer moved between the first or last chunk and the first or last of the
+    lightest or fullest ones between.
+    """
+    between = range(1, len(chunks) - 1)
+    if not between:
+        return [(chunks[0] + n, chunks[1] - n) for n in (-1, 1) if min(chunks) > 0]
+    near: dict[tuple[int, ...], None] = {}
+    for end in (0, len(chunks) - 1):
+        for sign in (-1, 1):  # from the end to the lightest, or from the fullest to the end
+            size = min if sign < 0 else max
+            extreme = size(chunks[c] for c in between)
+            same = [c for c in between if chunks[c] == extreme]
+            for other in {same[0], same[-1]}:
+                moved = list(chunks)
+                moved[end] += sign
+                moved[other] -= sign
+                if moved[end] >= 0 and moved[other] > 0:
+                    near[tuple(moved)] = None
+    return list(near)
+
+
+def _averaged(layers: LayerItems) -> LayerItems:
+    """Every layer as the average of all, as the simulator takes kinds of layers."""
+    means = {name: float(getattr(layers, name).mean()) for name in LayerItems.__slots__}
+    return LayerItems.uniform(len(layers), **means)
+
+
+def _recompute_asked(space: SearchSpace, problem: PartitionProblem) -> str | int:
+    """As the framework can launch it: one number of layers for every chunk, all, or none."""
+    kinds = space.recompute_kinds
+    if "full" not in kinds:
+        return 0
+    return "same" if "block" in kinds and "none" in kinds else len(problem.layers)
+
+
+def with_cut(plan: Plan, found: Partition, chunks: tuple[int, ...]) -> Plan:
+    """The plan with these chunks and the partition's depth of recompute."""
+    depth = [
+        again // plan.vpp
+        for again, held in zip(found.recomputed, found.stage_layers, strict=True)
+        if again < held
+    ]
+    recompute = "full" if any(found.recomputed) else "none"
+    return replace(
+        plan,
+        layout="free",
+        chunk_layers=chunks,
+        recompute=recompute,
+        recompute_num_layers=max(depth, default=0) if recompute == "full" else 0,
+    )
+
+
+def _regular_cuts(num_layers: int, chunks: int) -> Iterator[tuple[int, ...]]:
+    """Even cuts, and those that count the embedding or the loss: such plans are in the space."""
+    for embedding, loss in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        each, left = divmod(num_layers + embedding + loss, chunks)
+        if left == 0 and chunks > 1:
+            yield (each - embedding, *[each] * (chunks - 2), each - loss)

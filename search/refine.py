@@ -1,0 +1,120 @@
+"""From screened plans to a ranking by the replay.
+
+Plans come with a bound below their replay. They are replayed in the order of their bounds until the
+next bound exceeds the last place of the ranking: what is left cannot enter it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from parallelsim.search.space import SearchSpace
+
+from parallelsim.costs import CostTable
+from parallelsim.operators import FloatArray
+from parallelsim.plan import PLAN_FIELDS, PlanBatch
+from parallelsim.replay import num_operations, replayed
+from parallelsim.simulate import Simulation, simulate
+from parallelsim.timeline import Graph
+
+AT_ONCE = 24
+"""Plans replayed before the last place of the ranking is looked at again."""
+MOST_WORK = 6_000_000
+"""Operations replayed beyond the first places of a ranking: about three seconds."""
+DIGITS = 10
+"""Numbers that agree in so many digits are equal: what is left is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Replayed plans in order, the first of each set of equivalent ones."""
+
+    plans: Simulation
+    replayed: Simulation
+    """All that were replayed, in no order."""
+    complete: bool
+    """No plan that was left out has a bound below the last place."""
+
+
+@dataclass
+class Replays:
+    """Replays plans of one space and keeps the schedules that it compiled."""
+
+    space: SearchSpace
+    table: CostTable
+    memory_limit: float
+    graphs: dict[tuple[int, ...], Graph] = field(default_factory=dict)
+    num_replayed: int = 0
+
+    def run(self, plans: PlanBatch) -> Simulation:
+        """The plans' predictions by the replay."""
+        space = self.space
+        inputs = (space.model, space.cluster, space.framework)
+        self.num_replayed += len(plans)
+        simulation = simulate(*inputs, plans, self.memory_limit, self.table)
+        return replayed(simulation, self.table, self.graphs)
+
+    def rank(
+        self, plans: PlanBatch, least_s: FloatArray, top_k: int, below_s: float = np.inf
+    ) -> Ranking:
+        """The ``top_k`` fastest of the plans, which come in the order of ``least_s``, their bounds.
+
+        Only plans faster than ``below_s`` are of interest.
+        """
+        work, first = np.cumsum(num_operations(plans)), min(len(plans), top_k)
+        done = 0
+        found = self.run(plans.take(slice(0)))
+        ranked = found
+        last = below_s
+        while done < len(plans) and least_s[done] < last:
+            end = min(done + max(AT_ONCE, top_k), int(np.searchsorted(least_s, last)))
+            if done and work[done] > work[first - 1] + MOST_WORK:
+                return Ranking(ranked, found, complete=False)
+            found = Simulation.concatenate([found, self.run(plans.take(slice(done, end)))])
+            ranked = ranking(found, top_k)
+            done = end
+            if len(ranked) == top_k:
+                last = min(below_s, float(ranked.step_time_s[-1]))
+        return Ranking(ranked.take(ranked.step_time_s < below_s), found, complete=True)
+
+
+def ranking(simulation: Simulation, top_k: int) -> Simulation:
+    """The plans in order, the first of each set of equivalent ones, at most ``top_k``."""
+    step, peak = rounded(simulation.step_time_s), rounded(simulation.peak_memory_bytes)
+    simulation = simulation.take(order(step, peak, simulation.plans))
+    seen: set[tuple[float, ...]] = set()
+    kept = []
+    for i in range(len(simulation)):
+        numbers = _predictions(simulation, i)
+        if numbers not in seen:
+            seen.add(numbers)
+            kept.append(i)
+        if len(kept) == top_k:
+            break
+    return simulation.take(np.array(kept, np.int64))
+
+
+def _predictions(simulation: Simulation, i: int) -> tuple[float, ...]:
+    """Every predicted number of one plan: plans that agree in all of them are equivalent."""
+    numbers: list[float] = []
+    for part, whole in (
+        (simulation.time, float(simulation.step_time_s[i])),
+        (simulation.memory, float(simulation.peak_memory_bytes[i])),
+    ):
+        # A term may be what is left of large ones: it is rounded against the whole.
+        terms = [float(getattr(part, f.name)[i]) for f in fields(part)]
+        numbers += [round(term / whole, DIGITS) for term in terms]
+        numbers += rounded(np.array([whole])).tolist()
+    return tuple(numbers)
+
+
+def rounded(values: FloatArray) -> FloatArray:
+    """The values to ``DIGITS`` significant digits."""
+    return np.array([float(f"{value:.{DIGITS}g}") for value in values.tolist()])
+
+
+def order(time_s: FloatArray, peak_bytes: FloatArray, plans: PlanBatch) -> np.ndarray:
+    """Positions by time, then memory, then the plan's fields."""
+    keys = [getattr(plans, name) for name in reversed(PLAN_FIELDS)]
+    return np.lexsort([*keys, peak_bytes, time_s])
