@@ -239,7 +239,7 @@ class SearchSpace:
     @cached_property
     def _experts(self) -> ExpertChoices:
         can = self.framework.capabilities
-        return ExpertChoices.of(self.model, can, self._asked, self.precision)
+        return ExpertChoices.of(self.model, self.cluster, can, self._asked, self.precision)
 
     @cached_property
     def _dealt(self) -> tuple[str, ...]:
