@@ -264,4 +264,8 @@ _PLAN_HELP: Mapping[str, str] = {
     "cuda_graphs": "Launch layers as CUDA graphs.",
     "moe_dispatcher": "How tokens reach their experts.",
     "ep_comm_overlap": "Send one micro-batch's tokens to experts while another computes.",
+    "dp_replicate": "Replicas of the groups that zero 2 and 3 shard over (HSDP).",
+    "reshard_after_forward": "With zero 3: free gathered parameters after the forward pass.",
+    "compile": "Run layers through a compiler (torch.compile).",
+    "optimizer": "What the optimizer keeps for each parameter.",
 }

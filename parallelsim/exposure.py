@@ -181,7 +181,6 @@ def data_parallel_exposed(
     overlap_param_gather: IntArray,
     micro_batch_s: FloatArray,
     window: FloatArray,
-    num_micro_batches: FloatArray,
 ) -> DataParallel:
     """Seconds of gradient reduction and parameter gathering that a step pays for.
 
@@ -189,9 +188,9 @@ def data_parallel_exposed(
     (T13)
 
     ZeRO 0: one all-reduce of the gradients. ZeRO 1: one reduce-scatter, one all-gather of the
-    parameters. ZeRO 2: a reduce-scatter for each micro-batch. ZeRO 3: two gathers for each
-    micro-batch too. ``window`` w counts the micro-batches whose computation a collective can run
-    behind. Neglects: bucket sizes, contention with tensor-parallel traffic.
+    parameters. What ZeRO 2 and 3 do in each micro-batch is in ``sharded``. ``window`` w counts the
+    micro-batches whose computation a collective can run behind. Neglects: bucket sizes, contention
+    with tensor-parallel traffic.
     """
     group = network.group(num_ranks, stride)
     sharded = zero > 0
@@ -208,7 +207,4 @@ def data_parallel_exposed(
     hidden_gather = np.maximum(gather - FORWARD_SHARE * budget, floor * gather)
     reduce = np.where(overlap_grad_reduce > 0, hidden_reduce, reduce)
     gather = np.where(overlap_param_gather > 0, hidden_gather, gather)
-    if (zero > 1).any():
-        reduce = reduce * np.where(zero >= 2, num_micro_batches, 1.0)
-        gather = gather * np.where(zero == 3, 2 * num_micro_batches, 1.0)
     return DataParallel(reduce, gather)

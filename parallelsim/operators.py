@@ -50,6 +50,7 @@ class OperatorKeys:
     etp: IntArray
     moe_dispatcher: IntArray
     ep_comm_overlap: IntArray
+    compile: IntArray
     selective: IntArray
     """1 where the attention core is recomputed (recompute = selective)."""
 

@@ -65,6 +65,10 @@ MOE_DISPATCHERS = ("all-to-all", "all-gather", "deepep")
 """How tokens reach their experts: NCCL all-to-all; every rank gathers all tokens; kernels that send
 a token to each node once (DeepEP, HybridEP)."""
 
+OPTIMIZERS = ("adam", "adam-bf16", "adam-8bit", "muon", "sgd")
+"""What the optimizer keeps for a parameter beside its fp32 master copy: two moments in fp32, 16 or
+8 bits (Adam); one momentum (SGD; Muon, which keeps Adam's two for embedding and head)."""
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "layout": LAYOUTS,
@@ -73,6 +77,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "grad_dtype": GRAD_DTYPES,
     "cp_comm_type": CP_COMM_TYPES,
     "moe_dispatcher": MOE_DISPATCHERS,
+    "optimizer": OPTIMIZERS,
 }
 """Fields that are names in a :class:`Plan` and codes (positions here) in a :class:`PlanBatch`."""
 
@@ -126,6 +131,14 @@ class Plan:
     moe_dispatcher: str = "all-to-all"
     ep_comm_overlap: bool = False
     """Tokens of one micro-batch travel to their experts while another one computes."""
+    dp_replicate: int = 1
+    """Replicas of the groups that gradients and parameters are sharded over (HSDP): with zero 2 and
+    3 a group has dp * cp / dp_replicate ranks."""
+    reshard_after_forward: bool = True
+    """With zero 3: gathered parameters are freed after the forward pass and gathered again."""
+    compile: bool = False
+    """Layers run through a compiler that fuses their memory-bound kernels (torch.compile)."""
+    optimizer: str = "adam"
 
     @property
     def num_gpus(self) -> int:
@@ -262,6 +275,10 @@ class PlanBatch:
     cuda_graphs: IntArray
     moe_dispatcher: IntArray
     ep_comm_overlap: IntArray
+    dp_replicate: IntArray
+    reshard_after_forward: IntArray
+    compile: IntArray
+    optimizer: IntArray
 
     def __len__(self) -> int:
         return int(self.tp.shape[0])

@@ -31,6 +31,7 @@ from parallelsim.plan import (
     code,
 )
 from parallelsim.rule_checks import EXTRA_LAYERS, SWITCHES, BoolArray, Context
+from parallelsim.rule_sharding import SHARDING_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +367,7 @@ RULES: tuple[Rule, ...] = (
         check.switch_unsupported,
         _explain_switches,
     ),
+    *(Rule(*parts) for parts in SHARDING_RULES),
 )
 
 

@@ -21,16 +21,12 @@ from parallelsim.memory import (
     most_parameters,
 )
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
+from parallelsim.optimizers import optimizer_time
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
 from parallelsim.plan import PlanBatch
+from parallelsim.sharded import shard_ranks, sharded_exposed
 from parallelsim.stages import BOTH, LOSS, Columns, chunk_layers, recomputed_layers
-
-ADAM_BYTES = 30.0
-"""Read and written for each optimizer element: fp32 gradient, master weight and both moments."""
-CAST_BYTES = 4.0
-"""For each resident parameter: the 16-bit copy and its source."""
-CAST_BYTES_FP8 = 6.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,6 +296,7 @@ def after_stages(
     p2p = _transfers(table, rows, plans, columns)
     parameters = most_parameters(held, columns)
     holders = columns.shards * columns.ends.copies
+    owners = shard_ranks(plans, holders)
     fp8 = IS_FP8[plans.precision]
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
@@ -317,17 +314,19 @@ def after_stages(
             overlap_param_gather=plans.overlap_param_gather,
             micro_batch_s=pipeline.steady_s / m,
             window=window,
-            num_micro_batches=m,
         )
 
     reduce_s, gather_s = synchronized(parameters, holders, plans.tp)
-    optimizer = optimizer_time(table, parameters, holders, plans.zero, fp8)
-    if held.experts is not None:
+    optimizer = optimizer_time(table, parameters, owners, plans, fp8)
+    if held.experts is not None and held.adapter_parameters is None:
         of_experts, ranks = most_expert_parameters(held.experts, columns), held.experts.replicas
         ranks = ranks * columns.ends.copies
         more = synchronized(of_experts, ranks, plans.ep * plans.etp)
         reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
-        optimizer = optimizer + optimizer_time(table, of_experts, ranks, plans.zero, fp8)
+        owners = shard_ranks(plans, ranks)
+        optimizer = optimizer + optimizer_time(table, of_experts, owners, plans, fp8)
+    if (plans.zero >= 2).any():
+        reduce_s, gather_s = _sharded(table, rows, plans, columns, held, (reduce_s, gather_s))
     dp = reduce_s + gather_s
     per_micro_batch = framework.host.micro_batch_s * m
     busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
@@ -337,6 +336,25 @@ def after_stages(
     overhead = per_micro_batch + framework.host.step_s
     return StepTail(
         pipeline.steady_s, p2p, pipeline.bubble_s, dp, optimizer, overhead, straggler, gather_s
+    )
+
+
+def _sharded(
+    table: CostTable,
+    rows: IntArray,
+    plans: PlanBatch,
+    columns: Columns,
+    held: States,
+    unsharded: tuple[FloatArray, FloatArray],
+) -> DataParallel:
+    """Exposed (reduction, gather) of data parallelism where layers are gathered or scattered.
+
+    ZeRO 2 gathers its parameters once a step, as ZeRO 1 does.
+    """
+    layered = sharded_exposed(table, rows, plans, columns, held)
+    return DataParallel(
+        np.where(plans.zero >= 2, layered.reduce_s, unsharded[0]),
+        np.where(plans.zero == 3, layered.gather_s, unsharded[1]),
     )
 
 
@@ -366,17 +384,3 @@ def transfer_seconds(
     transfer = pipeline_transfer_time(overlap, table.network, num_bytes, columns.pp, num_gpus)
     exposed = np.where(plans.vpp > 1, overlap.p2p_exposed_interleaved, overlap.p2p_exposed)
     return transfer, exposed
-
-
-def optimizer_time(
-    table: CostTable, parameters: FloatArray, shards: FloatArray, zero: IntArray, fp8: FloatArray
-) -> FloatArray:
-    """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8) N) bytes at the bandwidth it reaches
-    (T14).
-    """
-    accelerator = table.cluster.accelerator
-    rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
-    owned = parameters / np.where(zero > 0, shards, 1.0)
-    resident = np.where(zero == 3, owned, parameters)
-    moved = ADAM_BYTES * owned + np.where(fp8, CAST_BYTES_FP8, CAST_BYTES) * resident
-    return np.asarray(moved / rate)

@@ -11,7 +11,10 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 * cp that does not divide the sequence into two pieces a rank;
 * the off positions of overlap switches and of the fused cross-entropy: on is never slower nor
   larger;
-* selective recompute with flash attention: it saves only what flash attention does not store;
+* selective recompute of the attention core with flash attention: it saves only what flash
+  attention does not store;
+* ZeRO 2 and 3 of software with a launch target: no exporter writes them; other optimizers than the
+  first of the software;
 * 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is
   not modelled).
 """
@@ -45,6 +48,8 @@ from parallelsim.rule_checks import FIRST_LAST
 from parallelsim.rule_schedules import IS_WAVE
 
 Value = int | bool | str
+Shardings = tuple[tuple[int, int], ...]
+"""Pairs of zero and dp_replicate."""
 MAX_MICRO_BATCH_SIZE = 64
 UNEVEN_DEPTH = 3
 """A first or last stage may have up to this many layers fewer than the stages between."""
@@ -64,6 +69,10 @@ _SHARED = (
     "grad_dtype",
     "overlap_grad_reduce",
     "overlap_param_gather",
+    "dp_replicate",
+    "reshard_after_forward",
+    "compile",
+    "optimizer",
 )
 """Fields that do not depend on how layers are cut into stages."""
 _STAGED = (
@@ -162,7 +171,10 @@ class SearchSpace:
                 sizes.setdefault((tp, cp), set()).update(self._micro_batch_sizes(dp))
         rows = np.concatenate(
             [
-                self._rows(tp, cp, 1, sorted(known), self._switch_table(tp > 1, cp > 1, True))
+                self._rows(
+                    *(tp, cp, 1, sorted(known)),
+                    self._switch_table(tp > 1, cp > 1, True, ((0, 1),)),
+                )
                 for (tp, cp), known in sizes.items()
             ]
             or [np.empty((0, len(_SHARED)), np.int64)]
@@ -206,8 +218,7 @@ class SearchSpace:
             PlanError: none of the given values can be one.
         """
         gpus = self.cluster.num_gpus
-        low = [n for n in range(1, math.isqrt(gpus) + 1) if gpus % n == 0]
-        divisors = sorted({*low, *(gpus // n for n in low)})
+        divisors = _divisors(gpus)
         possible = divisors
         if name == "pp":
             possible = [n for n in divisors if n <= self.model.num_layers + 2]
@@ -233,7 +244,7 @@ class SearchSpace:
             self._rows(
                 *(tp, cp, dp),
                 self._micro_batch_sizes(dp),
-                self._switch_table(tp > 1, cp > 1, dp * cp > 1),
+                self._switch_table(tp > 1, cp > 1, dp * cp > 1, self._shardings(pp, cp, dp)),
             )
             for tp, cp, dp in self._degree_choices(pp)
         ]
@@ -263,35 +274,64 @@ class SearchSpace:
         degrees = np.array([(tp, cp, dp, size) for size in sizes], np.int64).reshape(-1, 4)
         return np.hstack([np.repeat(degrees, len(switches), 0), np.tile(switches, (len(sizes), 1))])
 
-    def _switch_table(self, many_tp: bool, many_cp: bool, many_shards: bool) -> IntArray:
+    def _shardings(self, pp: int, cp: int, dp: int) -> Shardings:
+        """Canonical (zero, dp_replicate): hybrid groups of at least two ranks that replicas of
+        whole groups share.
+        """
+        can, many = self.framework.capabilities, dp * cp > 1
+        possible = [z for z in can.zero_stages if z == 0 or (many and (z == 1 or pp == 1))]
+        written = self.framework.launches == "none"
+        zeros = [z for z in possible if z < 2 or written] or possible
+        pairs = []
+        for zero in self._allowed("zero", zeros, can.zero_stages if many else possible):
+            divisors = [n for n in _divisors(dp) if n < dp * cp]
+            groups = divisors if zero >= 2 and can.hybrid_sharding else [1]
+            pairs += [(zero, n) for n in self._allowed("dp_replicate", groups, groups)]
+        return tuple(pairs)
+
+    def _switch_table(
+        self, many_tp: bool, many_cp: bool, many_shards: bool, shardings: Shardings
+    ) -> IntArray:
         """Canonical combinations of the switches, given which degrees are above 1; cached."""
-        key = (many_tp, many_cp, many_shards)
+        key = (many_tp, many_cp, many_shards, shardings)
         if key not in self._switch_tables:
             rows = list(self._switch_rows(*key))
             self._switch_tables[key] = np.array(rows, np.int64).reshape(-1, len(_SHARED) - 4)
         return self._switch_tables[key]
 
     def _switch_rows(
-        self, many_tp: bool, many_cp: bool, many_shards: bool
+        self, many_tp: bool, many_cp: bool, many_shards: bool, shardings: Shardings
     ) -> Iterator[tuple[int, ...]]:
         can = self.framework.capabilities
         sharding = (False, True) if many_tp and can.sequence_parallel else (False,)
-        zeros = [z for z in can.zero_stages if z == 0 or many_shards]
         kinds = can.cp_comm_types if many_cp else ("p2p",)
         fusion = (False, True) if can.cross_entropy_fusion else (False,)
         graphs = (False, True) if can.cuda_graphs else (False,)
-        for zero, kind, fused, graph, dtype in itertools.product(
-            self._allowed("zero", zeros, zeros),
+        compiles = (False, True) if can.compile else (False,)
+        for (zero, replicas), kind, fused, graph, dtype, compiled, optimizer in itertools.product(
+            shardings,
             self._allowed("cp_comm_type", kinds, kinds),
             self._allowed("cross_entropy_fusion", fusion[-1:], fusion),
             self._allowed("cuda_graphs", graphs[:1], graphs),
             self._allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
+            self._allowed("compile", compiles[-1:], compiles),
+            self._allowed("optimizer", can.optimizers[:1], can.optimizers),
         ):
             for sp in self._allowed("sequence_parallel", sharding, sharding):
                 buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
                 for user_buffers in self._allowed("tp_comm_overlap", buffers[-1:], buffers):
                     for overlaps in self._overlap_rows(many_shards, zero):
-                        yield (sp, zero, kind, user_buffers, fused, graph, dtype, *overlaps)
+                        for keeps in self._reshard_rows(zero):
+                            yield (
+                                *(sp, zero, kind, user_buffers, fused, graph, dtype, *overlaps),
+                                *(replicas, keeps, compiled, optimizer),
+                            )
+
+    def _reshard_rows(self, zero: int) -> list[int]:
+        """Positions of reshard_after_forward."""
+        choice = zero == 3 and self.framework.capabilities.reshard_choice
+        positions = (True, False) if choice else (True,)
+        return self._allowed("reshard_after_forward", positions, positions)
 
     def _overlap_rows(self, many_shards: bool, zero: int) -> Iterator[tuple[int, int]]:
         """Positions of overlap_grad_reduce and overlap_param_gather."""
@@ -318,7 +358,7 @@ class SearchSpace:
         return self._staged_tables[pp]
 
     @cached_property
-    def _switch_tables(self) -> dict[tuple[bool, bool, bool], IntArray]:
+    def _switch_tables(self) -> dict[tuple[bool, bool, bool, Shardings], IntArray]:
         return {}
 
     @cached_property
@@ -398,9 +438,9 @@ class SearchSpace:
         """(recompute code, layers) of every depth: none, selective, 1 to all but one layer, all."""
         can = self.framework.capabilities.recomputes
         kinds = [k for k in can if k != "block"]
-        default = [
-            k for k in kinds if k != "selective" or not self.framework.compute.flash_attention
-        ]
+        saves = self.framework.memory.selective_outputs_kept > 0
+        saves |= not self.framework.compute.flash_attention
+        default = [k for k in kinds if k != "selective" or saves]
         rows: list[tuple[int, int]] = []
         for kind in self._allowed("recompute", default, kinds):
             if CHOICES["recompute"][kind] != "full":
@@ -415,3 +455,9 @@ class SearchSpace:
 def _counted_cuts(middle: int) -> tuple[tuple[int, int], ...]:
     """Cuts that counting the embedding, the loss or both as a layer gives."""
     return ((middle - 1, middle), (middle, middle - 1), (middle - 1, middle - 1))
+
+
+def _divisors(number: int) -> list[int]:
+    """Of a whole number, in order."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})

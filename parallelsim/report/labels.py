@@ -79,7 +79,8 @@ def degrees(plan: Plan) -> str:
     parts += [f"pp {plan.pp}" + (f" (vpp {plan.vpp})" if plan.vpp > 1 else "")]
     parts += [f"ep {plan.ep}"] if plan.ep > 1 else []
     parts += [f"etp {plan.etp}"] if plan.etp > 1 else []
-    parts += [f"dp {plan.dp}", f"micro-batch {plan.micro_batch_size}"]
+    parts += [f"dp {plan.dp}" + (f" (x{plan.dp_replicate})" if plan.dp_replicate > 1 else "")]
+    parts += [f"micro-batch {plan.micro_batch_size}"]
     parts += [f"recompute {plan.recompute_label}"] if plan.recompute != "none" else []
     return ", ".join(parts)
 
@@ -91,6 +92,10 @@ def switches(plan: Plan) -> str:
         parts[1] += f" ({plan.first_stage_layers}/{plan.last_stage_layers})"
     parts += [f"recompute {plan.recompute_label}", f"gradients {plan.grad_dtype}"]
     parts += [f"cp by {plan.cp_comm_type}"] if plan.cp > 1 else []
+    parts += [f"{plan.dp_replicate} shard groups"] if plan.dp_replicate > 1 else []
+    parts += [] if plan.reshard_after_forward else ["parameters kept after forward"]
+    parts += ["compiled"] if plan.compile else []
+    parts += [f"optimizer {plan.optimizer}"] if plan.optimizer != "adam" else []
     parts += [f"{words} {'on' if getattr(plan, name) else 'off'}" for name, words in _PARTS]
     return ", ".join(parts)
 

@@ -83,11 +83,21 @@ def header(
     ]
 
 
+def zero_marks(plan: Plan) -> str:
+    """``3``, ``3/4`` over four groups, ``3k`` where gathered parameters stay until backward."""
+    groups = f"/{plan.dp_replicate}" if plan.dp_replicate > 1 else ""
+    return f"{plan.zero}{groups}" + ("" if plan.reshard_after_forward else "k")
+
+
 def legend(*simulations: Simulation) -> list[str]:
-    """What the marks behind CP and PP mean, as far as any plan shown has them."""
+    """What the marks behind CP, PP and Z mean, as far as any plan shown has them."""
     plans = [plan for simulation in simulations for plan in simulation.plans]
     shown = {f"CP {CP_MARKS[p.cp_comm_type]}": f"{p.cp_comm_type}" for p in plans if p.cp > 1}
     shown |= {f"PP {LAYOUT_MARKS[p.layout]}": f"layout {p.layout}" for p in plans}
+    replicas = sorted({plan.dp_replicate for plan in plans} - {1})
+    shown |= {f"Z /{n}": f"{n} shard groups" for n in replicas}
+    kept = any(not plan.reshard_after_forward for plan in plans)
+    shown |= {"Z k": "parameters kept until backward"} if kept else {}
     marks = [f"{mark} = {name}" for mark, name in shown.items() if not mark.endswith(" ")]
     return ([", ".join(marks)] if marks else []) + _schedules(plans)
 
@@ -156,7 +166,7 @@ def _cells(simulation: Simulation, i: int) -> list[str]:
         f"{plan.pp}{LAYOUT_MARKS[plan.layout]}",
         *(str(value) for value in (plan.vpp, plan.dp, plan.micro_batch_size)),
         "y" if plan.sequence_parallel else "n",
-        str(plan.zero),
+        zero_marks(plan),
         plan.recompute_label,
         format_seconds(float(simulation.step_time_s[i])),
         " - ".join(

@@ -22,6 +22,7 @@ from parallelsim.layers import (
 )
 from parallelsim.model import ModelSpec
 from parallelsim.operators import OperatorKeys
+from parallelsim.sublayers.adapters import adapted
 from parallelsim.sublayers.attention import attention_work
 from parallelsim.sublayers.experts import experts_work
 from parallelsim.sublayers.latent_attention import latent_attention_work
@@ -52,4 +53,6 @@ def work(
 
     Arrays have shape [K].
     """
-    return _KINDS[type(part)](part, Place(model, layer, framework, accelerator, keys))
+    place = Place(model, layer, framework, accelerator, keys)
+    asked = _KINDS[type(part)](part, place)
+    return asked if model.lora is None else adapted(asked, part, model.lora, place)

@@ -71,6 +71,10 @@ class Work:
     num_local_experts: FloatArray | float = 0.0
     """Whose kernels are launched one by one."""
     exchange: Exchange | None = None
+    adapters: tuple[Gemm, ...] = ()
+    """GEMMs of adapters beside frozen matrices."""
+    trainable_parameters: FloatArray | None = None
+    """On the rank; None: all of them. Frozen ones need no weight gradients."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +131,9 @@ def residual_stream(place: Place) -> Work:
     hidden = place.tokens * model.hidden_size / place.keys.sequence_shards
     moved = 4.0 * norms + place.dropout
     eager = model.norm == "rmsnorm"
-    unfused = float(eager and not place.framework.compute.fused_rmsnorm)
+    unfused: FloatArray | float = float(eager and not place.framework.compute.fused_rmsnorm)
+    if unfused:
+        unfused = np.where(place.keys.compile > 0, 0.0, unfused)
     kept = 4.0 * norms + place.dropout + eager * memory.unfused_norm_bytes / 2
     zeros = np.zeros_like(hidden)
     return Work(

@@ -1,0 +1,102 @@
+"""Rules of sharded data parallelism, compilers and optimizers: (name, what must hold, which plans
+break it, the explanation of one that does), as :class:`parallelsim.rules.Rule` takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from parallelsim.plan import OPTIMIZERS, Plan, PlanBatch
+from parallelsim.rule_checks import BoolArray, Context, unsupported
+
+Parts = tuple[
+    str,
+    str,
+    Callable[[Context, PlanBatch], "BoolArray | bool"],
+    Callable[[Context, Plan], str],
+]
+
+
+def replicas_uneven(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """Replicas of shard groups do not divide the replicas of the parameters."""
+    if (p.dp_replicate == 1).all():
+        return False
+    replicas = np.maximum(p.dp_replicate, 1)
+    uneven: BoolArray = p.dp % replicas != 0
+    if not ((p.ep > 1) | (p.etp > 1)).any():
+        return uneven
+    # Divided one by one: the product of all degrees may leave int64.
+    ranks = p.dp // replicas * p.cp.astype(np.float64) * p.tp
+    uneven |= (p.dp_replicate > 1) & (ranks % (p.ep.astype(np.float64) * p.etp) != 0)
+    return uneven
+
+
+def _lacks(words: str, advice: str) -> Callable[[Context, Plan], str]:
+    def explain(c: Context, p: Plan) -> str:
+        return f"{c.framework.name} does not have {words}; {advice}"
+
+    return explain
+
+
+SHARDING_RULES: tuple[Parts, ...] = (
+    (
+        "replicas-divide-data-parallel",
+        "dp_replicate divides dp, and with experts the ranks that hold the same ones",
+        replicas_uneven,
+        lambda c, p: (
+            f"dp_replicate={p.dp_replicate} does not divide dp={p.dp}"
+            + (f" with ep={p.ep} x etp={p.etp}" if p.ep * p.etp > 1 else "")
+            + "; use a divisor"
+        ),
+    ),
+    (
+        "replicas-need-sharded-gradients",
+        "replicas of shard groups need zero 2 or 3",
+        lambda c, p: (p.dp_replicate > 1) & (p.zero < 2),
+        lambda c, p: (
+            f"dp_replicate={p.dp_replicate} replicates groups that zero 2 or 3 shards over, "
+            f"got zero={p.zero}; use zero=3 or dp_replicate=1"
+        ),
+    ),
+    (
+        "gathered-parameters-need-zero-3",
+        "keeping gathered parameters until the backward pass needs zero 3",
+        lambda c, p: (p.reshard_after_forward == 0) & (p.zero < 3),
+        lambda c, p: (
+            f"reshard_after_forward off needs zero=3, got zero={p.zero}; turn it on or use zero=3"
+        ),
+    ),
+    (
+        "framework-has-hybrid-sharding",
+        "the framework shards inside groups of which replicas exist",
+        lambda c, p: (
+            False if c.framework.capabilities.hybrid_sharding else p.dp_replicate > 1
+        ),
+        _lacks("replicated shard groups", "use dp_replicate=1"),
+    ),
+    (
+        "framework-keeps-gathered-parameters",
+        "the framework can keep gathered parameters until the backward pass",
+        lambda c, p: (
+            False if c.framework.capabilities.reshard_choice else p.reshard_after_forward == 0
+        ),
+        _lacks("a choice of reshard_after_forward", "turn it on"),
+    ),
+    (
+        "framework-compiles",
+        "the framework runs layers through a compiler",
+        lambda c, p: False if c.framework.capabilities.compile else p.compile > 0,
+        _lacks("compile", "turn it off"),
+    ),
+    (
+        "framework-has-optimizer",
+        "the framework has the optimizer",
+        lambda c, p: unsupported(p.optimizer, OPTIMIZERS, c.framework.capabilities.optimizers),
+        lambda c, p: (
+            f"{c.framework.name} does not have the optimizer {p.optimizer}; it has "
+            f"{', '.join(c.framework.capabilities.optimizers)}"
+        ),
+    ),
+)
