@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sharding_rules import broken_sharding
+
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
@@ -39,6 +41,7 @@ def broken(
         | _broken_pipeline(model, plan)
         | _broken_switches(plan)
         | _broken_capabilities(cluster, framework, plan)
+        | broken_sharding(framework, plan)
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sharding_rules import broken_sharding
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
@@ -52,6 +53,8 @@ BARE = replace(
         sequence_parallel=False,
         cuda_graphs=False,
         kv_replication=False,
+        hybrid_sharding=False,
+        optimizers=("adam",),
     ),
 )
 
@@ -206,9 +209,9 @@ CASES = {
     ),
     "framework-has-zero-stage": (
         replace(PIPE, zero=2),
-        replace(PIPE, zero=1),
-        ["stage 2", "0, 1"],
-        {},
+        replace(PIPE, zero=0),
+        ["stage 2", "has 0"],
+        {"framework": BARE},
     ),
     "framework-has-cp-type": (replace(PIPE, cp=2), PIPE, ["p2p", "none"], {"framework": BARE}),
     "framework-has-precision": (
@@ -239,6 +242,43 @@ CASES = {
         replace(PIPE, cuda_graphs=True),
         replace(PIPE, overlap_grad_reduce=True),
         ["cuda_graphs"],
+        {"framework": BARE},
+    ),
+    "replicas-divide-data-parallel": (
+        replace(PIPE, dp_replicate=3),
+        replace(PIPE, dp_replicate=2),
+        ["dp_replicate=3", "dp=8"],
+        {},
+    ),
+    "replicas-need-sharded-gradients": (
+        replace(PIPE, dp_replicate=2),
+        replace(PIPE, dp_replicate=2, zero=3),
+        ["dp_replicate=2", "zero=0"],
+        {},
+    ),
+    "gathered-parameters-need-zero-3": (
+        replace(PIPE, reshard_after_forward=False),
+        replace(PIPE, reshard_after_forward=False, zero=3),
+        ["zero=0"],
+        {},
+    ),
+    "framework-has-hybrid-sharding": (
+        replace(PIPE, dp_replicate=2, zero=3),
+        replace(PIPE, zero=3),
+        ["shard groups"],
+        {"framework": BARE},
+    ),
+    "framework-keeps-gathered-parameters": (
+        replace(PIPE, reshard_after_forward=False, zero=3),
+        replace(PIPE, zero=3),
+        ["reshard_after_forward"],
+        {},
+    ),
+    "framework-compiles": (replace(PIPE, compile=True), PIPE, ["compile"], {}),
+    "framework-has-optimizer": (
+        replace(PIPE, optimizer="sgd"),
+        PIPE,
+        ["sgd", "has adam"],
         {"framework": BARE},
     ),
 }
@@ -469,7 +509,7 @@ def restated(
     switches |= {"overlap_param_gather", "cross_entropy_fusion", "cuda_graphs"}
     if any(getattr(plan, switch) and not getattr(can, switch) for switch in switches):
         found.add("framework-has-switches")
-    return found
+    return found | broken_sharding(framework, plan)
 
 
 def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:

@@ -13,6 +13,7 @@ from parallelsim.plan import (
     CP_COMM_TYPES,
     GRAD_DTYPES,
     LAYOUTS,
+    OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
     SCHEDULES,
@@ -61,6 +62,10 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         overlap_param_gather=switch[3],
         cross_entropy_fusion=switch[4],
         cuda_graphs=switch[5],
+        dp_replicate=rng.choice((1, 1, 1, 2, 3, 4)),
+        reshard_after_forward=rng.random() < 0.8,
+        compile=rng.random() < 0.2,
+        optimizer=rng.choice((*OPTIMIZERS, "adam", "adam", "adam")),
     )
 
 

@@ -102,6 +102,7 @@ def choices(framework: FrameworkSpec, degree: dict[str, int]) -> Iterator[dict[s
             (sequence_parallel and degree["tp"] == 1)
             or (zero and shards == 1)
             or (degree["cp"] == 1 and kind != "p2p")
+            or (zero > 1 and framework.launches != "none")
         )
         if not without_effect:
             reduces = can.overlap_grad_reduce and shards > 1
