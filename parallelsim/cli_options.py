@@ -267,5 +267,6 @@ _PLAN_HELP: Mapping[str, str] = {
     "dp_replicate": "Replicas of the groups that zero 2 and 3 shard over (HSDP).",
     "reshard_after_forward": "With zero 3: free gathered parameters after the forward pass.",
     "compile": "Run layers through a compiler (torch.compile).",
+    "activation_offload_pct": "Percent of saved activations that wait in host memory.",
     "optimizer": "What the optimizer keeps for each parameter.",
 }

@@ -159,6 +159,17 @@ def pipeline_transfer_time(
     return np.where(pp > 1, time, 0.0)
 
 
+def offload_exposed(
+    num_bytes: FloatArray, host_bytes_per_s: float, forward_s: FloatArray, backward_s: FloatArray
+) -> FloatArray:
+    """Seconds of one layer and micro-batch that its offload adds: what neither pass hides.
+
+    max(S / B_host - f, 0) + max(S / B_host - b, 0)   (docs/equations.md T23)
+    """
+    moved = num_bytes / host_bytes_per_s
+    return np.maximum(moved - forward_s, 0.0) + np.maximum(moved - backward_s, 0.0)
+
+
 class DataParallel(NamedTuple):
     """Exposed seconds of a step, shape [P]."""
 

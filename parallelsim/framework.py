@@ -50,6 +50,8 @@ class Capabilities:
     """With ZeRO 3, gathered parameters can stay until the backward pass."""
     compile: bool = False
     optimizers: tuple[str, ...] = ("adam",)
+    activation_offload: bool = False
+    """Saved activations can wait in host memory."""
 
 
 @dataclass(frozen=True, slots=True)

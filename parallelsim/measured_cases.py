@@ -29,10 +29,10 @@ from parallelsim.measured_text import (
     stated_dispatcher,
     stated_grad_dtype,
     stated_layer_split,
+    stated_offload_pct,
     stated_recompute_layers,
     stated_sharding,
     stated_switches,
-    states_offload,
     states_some_blocks,
 )
 from parallelsim.measurements import Facts, RowError, Run
@@ -143,8 +143,6 @@ def _refuse_unsupported(facts: Facts) -> None:
     zero = facts.number("zero_stage")
     if zero is not None and zero not in (0, 1, 2, 3):
         raise RowError(f"zero_stage={facts.text('zero_stage')[:40]}: expected 0, 1, 2 or 3")
-    if states_offload(facts):
-        raise RowError("not supported yet: offload to the host")
     schedule = _stated_schedule(facts)
     if schedule and schedule not in SCHEDULES:
         raise RowError(f"not supported yet: schedule {schedule[:30]}")
@@ -205,6 +203,7 @@ def _plan(
         recompute_num_layers=again if recompute == "full" else 0,
         precision=precision,
         grad_dtype=grad_dtype,
+        activation_offload_pct=stated_offload_pct(facts, model.num_layers),
     )
     return with_sane_size(plan.validate()), heavier
 

@@ -62,6 +62,7 @@ _DENIED_AFTER = re.compile(
     r"\b(?:off|disabled|false|none|not|unused|absent|(?:no|0)(?=\s*$))\b",
     re.I,
 )
+_OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
 
@@ -147,15 +148,28 @@ def recomputes_attention(facts: Facts) -> bool:
     return named is None or "attn" in named[1]
 
 
-def states_offload(facts: Facts) -> bool:
-    """Activations or states are moved to host memory."""
+def stated_offload_pct(facts: Facts, num_layers: int) -> int:
+    """Percent of the activations that are moved to host memory.
+
+    Raises:
+        RowError: something is offloaded, but not how much.
+    """
     text = facts.feature("offload")
     if text:
         try:
-            return float(text) > 0
+            share = float(text)
         except ValueError:
-            return True
-    return _OFFLOAD.search(facts.text("recompute_detail")) is not None
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise RowError(f"offload={text[:40]}: expected the share of the activations, 0 to 1")
+        return round(100 * share)
+    detail = facts.text("recompute_detail")
+    if _OFFLOAD.search(detail) is None:
+        return 0
+    layers = _OFFLOAD_LAYERS.search(detail)
+    if layers is None:
+        raise RowError("offload to the host of an unstated number of layers")
+    return round(100 * min(int(layers[1]) / num_layers, 1.0))
 
 
 def follows_recipe(facts: Facts) -> bool:

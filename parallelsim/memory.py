@@ -308,7 +308,10 @@ def stage_memory(
     if table.first is not None or table.last is not None:
         at_ends = saved.first_bytes * stage.is_first + saved.last_bytes * stage.is_last
         kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
-    kept = in_flight * kept
+    if plans.activation_offload_pct.any():
+        kept = _on_the_gpu(kept, in_flight, stage, saved, plans)
+    else:
+        kept = in_flight * kept
     transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.saved_bytes
     if facts.selective_outputs_kept:
         transient = transient + saved.restored_bytes
@@ -348,6 +351,17 @@ def stage_memory(
         fragmentation_bytes=fragmentation,
         constant_bytes=facts.constant_bytes,
     )
+
+
+def _on_the_gpu(
+    kept: FloatArray, in_flight: FloatArray, stage: Stage, saved: Activations, plans: PlanBatch
+) -> FloatArray:
+    """Saved tensors less those in host memory, more two layers' on their way there and back:
+    F (1 - alpha) A + 2 alpha A_layer, and never more than without offload.
+    """
+    share = plans.activation_offload_pct / 100
+    moved = np.where(stage.recomputed > 0, saved.checkpoint_bytes, saved.saved_bytes)
+    return np.minimum(in_flight * kept, in_flight * (1 - share) * kept + 2 * share * moved)
 
 
 def fullest_stage(
@@ -403,8 +417,10 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     layers = table.model.num_layers / columns.pp
     trained = held.gradient_bytes + held.optimizer_bytes
     per_parameter = held.parameter_bytes + (trained if held.adapter_parameters is None else 0.0)
-    keep = (layers + facts.backward_working_set) * saved.saved_bytes
-    again = layers * saved.checkpoint_bytes + (1 + facts.backward_working_set) * saved.saved_bytes
+    stays = 1 - plans.activation_offload_pct / 100
+    keep = (stays * layers + facts.backward_working_set) * saved.saved_bytes
+    again = stays * layers * saved.checkpoint_bytes
+    again = again + (1 + facts.backward_working_set) * saved.saved_bytes
     dynamic = np.minimum(keep, again) + saved.gathered_bytes
     parameters = layers * held.layer_parameters
     if table.first is not None:

@@ -139,6 +139,8 @@ class Plan:
     compile: bool = False
     """Layers run through a compiler that fuses their memory-bound kernels (torch.compile)."""
     optimizer: str = "adam"
+    activation_offload_pct: int = 0
+    """Percent of the saved activations that wait in host memory between forward and backward."""
 
     @property
     def num_gpus(self) -> int:
@@ -208,7 +210,13 @@ _FIELD_TYPES: dict[str, type] = {
 PLAN_FIELDS: tuple[str, ...] = tuple(_FIELD_TYPES)
 """Names of all plan fields, in order: the tie-break order of rankings."""
 _ZERO_ALLOWED = frozenset(
-    {"first_stage_layers", "last_stage_layers", "recompute_num_layers", "zero"}
+    {
+        "first_stage_layers",
+        "last_stage_layers",
+        "recompute_num_layers",
+        "zero",
+        "activation_offload_pct",
+    }
 )
 
 
@@ -232,7 +240,7 @@ def _check_field(name: str, value: object, kind: type) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise PlanError(f"{name} must be a whole number, got {str(value)[:80]!r}")
         low = 0 if name in _ZERO_ALLOWED else 1
-        high = 3 if name == "zero" else MAX_DEGREE
+        high = {"zero": 3, "activation_offload_pct": 100}.get(name, MAX_DEGREE)
         if not low <= value <= high:
             raise PlanError(f"{name} must be between {low} and {high}, got {str(value)[:80]}")
     elif kind is bool:
@@ -279,6 +287,7 @@ class PlanBatch:
     reshard_after_forward: IntArray
     compile: IntArray
     optimizer: IntArray
+    activation_offload_pct: IntArray
 
     def __len__(self) -> int:
         return int(self.tp.shape[0])

@@ -131,7 +131,7 @@ def plan_replay(
         * _chosen(schedule, backward_ends.argmax(axis=1)),
     )
     launches = framework.host.micro_batch_s * plan.num_micro_batches
-    rest = float(tail.optimizer_s[0]) + launches
+    rest = float(tail.optimizer_s[0]) + launches + float(np.max(tail.offload_s))
     replayed = tail.steady_s + tail.p2p_s + tail.bubble_s + tail.dp_s
     return PlanReplay(
         graph=graph,

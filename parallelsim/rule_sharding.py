@@ -99,4 +99,21 @@ SHARDING_RULES: tuple[Parts, ...] = (
             f"{', '.join(c.framework.capabilities.optimizers)}"
         ),
     ),
+    (
+        "offload-has-a-host-link",
+        "the framework offloads activations, and the accelerator's host link is known",
+        lambda c, p: (
+            False
+            if c.framework.capabilities.activation_offload
+            and c.cluster.accelerator.host_bytes_per_s
+            else p.activation_offload_pct > 0
+        ),
+        lambda c, p: (
+            f"activation_offload_pct={p.activation_offload_pct} needs software that offloads "
+            f"(not {c.framework.name})"
+            if not c.framework.capabilities.activation_offload
+            else f"no host_link is known of {c.cluster.accelerator.name}; "
+            "use activation_offload_pct=0"
+        ),
+    ),
 )

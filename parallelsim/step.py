@@ -12,7 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelsim.costs import CostTable
-from parallelsim.exposure import DataParallel, data_parallel_exposed, pipeline_transfer_time
+from parallelsim.exposure import (
+    DataParallel,
+    data_parallel_exposed,
+    offload_exposed,
+    pipeline_transfer_time,
+)
 from parallelsim.memory import (
     FP32,
     IS_FP32,
@@ -236,7 +241,7 @@ def step_breakdown(
         memory_bound_s=of_layers("memory_bound_s"),
         head_s=m * of_slowest(edge_first, 0.0, edge_last),
         recompute_s=again + of_layers("selective_s"),
-        host_s=of_layers("host_s"),
+        host_s=of_layers("host_s") + tail.offload_s,
         tp_exposed_s=of_layers("tp_exposed_s"),
         cp_exposed_s=of_layers("cp_exposed_s"),
         ep_exposed_s=of_layers("ep_exposed_s"),
@@ -258,6 +263,7 @@ def step_time(
     return (
         tail.steady_s
         + tail.p2p_s
+        + tail.offload_s
         + tail.bubble_s
         + tail.dp_s
         + tail.optimizer_s
@@ -276,6 +282,8 @@ class StepTail(NamedTuple):
     optimizer_s: FloatArray
     overhead_s: FloatArray
     straggler_s: FloatArray
+    offload_s: FloatArray | float
+    """Activations wait for the host link."""
     gather_s: FloatArray
     """The part of ``dp_s`` that comes before the micro-batches."""
 
@@ -328,14 +336,16 @@ def after_stages(
     if (plans.zero >= 2).any():
         reduce_s, gather_s = _sharded(table, rows, plans, columns, held, (reduce_s, gather_s))
     dp = reduce_s + gather_s
+    offload = _offload(table, rows, plans, columns)
     per_micro_batch = framework.host.micro_batch_s * m
-    busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
+    busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch + offload
     overlap = framework.overlap
     slope = np.where(fp8, overlap.straggler_per_doubling_fp8, overlap.straggler_per_doubling)
     straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
     overhead = per_micro_batch + framework.host.step_s
+    steady, bubble = pipeline.steady_s, pipeline.bubble_s
     return StepTail(
-        pipeline.steady_s, p2p, pipeline.bubble_s, dp, optimizer, overhead, straggler, gather_s
+        steady, p2p, bubble, dp, optimizer, overhead, straggler, offload, gather_s
     )
 
 
@@ -356,6 +366,25 @@ def _sharded(
         np.where(plans.zero >= 2, layered.reduce_s, unsharded[0]),
         np.where(plans.zero == 3, layered.gather_s, unsharded[1]),
     )
+
+
+def _offload(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> FloatArray | float:
+    """Seconds of the step that activations on their way to the host and back add: m times those of
+    the layers of the fullest stage. A plan that keeps checkpoints alone moves those.
+    """
+    if not plans.activation_offload_pct.any():
+        return 0.0
+    share, layers = plans.activation_offload_pct / 100, columns.layers
+    recomputes = columns.recomputed.first + columns.recomputed.last > 0
+    saved = np.where(recomputes, table.edge.checkpoint_bytes[rows], table.layer.saved_bytes[rows])
+    forward = table.layer.forward_s[rows]
+    backward = table.layer_total_s[rows] - forward + recomputes * forward
+    rate = table.cluster.accelerator.host_bytes_per_s or np.nan
+    each = np.where(share > 0, offload_exposed(share * saved, rate, forward, backward), 0.0)
+    most = np.maximum(np.maximum(layers.first, layers.last), layers.middle)
+    return columns.num_micro_batches * most * each
 
 
 def _transfers(

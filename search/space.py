@@ -14,7 +14,7 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 * selective recompute of the attention core with flash attention: it saves only what flash
   attention does not store;
 * ZeRO 2 and 3 of software with a launch target: no exporter writes them; other optimizers than the
-  first of the software;
+  first of the software; offload of activations;
 * 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is
   not modelled).
 """
@@ -73,6 +73,7 @@ _SHARED = (
     "reshard_after_forward",
     "compile",
     "optimizer",
+    "activation_offload_pct",
 )
 """Fields that do not depend on how layers are cut into stages."""
 _STAGED = (
@@ -308,7 +309,8 @@ class SearchSpace:
         fusion = (False, True) if can.cross_entropy_fusion else (False,)
         graphs = (False, True) if can.cuda_graphs else (False,)
         compiles = (False, True) if can.compile else (False,)
-        for (zero, replicas), kind, fused, graph, dtype, compiled, optimizer in itertools.product(
+        offloads = range(101) if can.activation_offload else (0,)
+        for (zero, replicas), kind, fused, graph, dtype, *rest in itertools.product(
             shardings,
             self._allowed("cp_comm_type", kinds, kinds),
             self._allowed("cross_entropy_fusion", fusion[-1:], fusion),
@@ -316,6 +318,7 @@ class SearchSpace:
             self._allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
             self._allowed("compile", compiles[-1:], compiles),
             self._allowed("optimizer", can.optimizers[:1], can.optimizers),
+            self._allowed("activation_offload_pct", (0,), offloads),
         ):
             for sp in self._allowed("sequence_parallel", sharding, sharding):
                 buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
@@ -324,7 +327,7 @@ class SearchSpace:
                         for keeps in self._reshard_rows(zero):
                             yield (
                                 *(sp, zero, kind, user_buffers, fused, graph, dtype, *overlaps),
-                                *(replicas, keeps, compiled, optimizer),
+                                *(replicas, keeps, *rest),
                             )
 
     def _reshard_rows(self, zero: int) -> list[int]:

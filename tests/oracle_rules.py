@@ -41,7 +41,7 @@ def broken(
         | _broken_pipeline(model, plan)
         | _broken_switches(plan)
         | _broken_capabilities(cluster, framework, plan)
-        | broken_sharding(framework, plan)
+        | broken_sharding(cluster, framework, plan)
     )
 
 

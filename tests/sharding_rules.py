@@ -1,10 +1,11 @@
 """The rules of sharded data parallelism, compilers and optimizers, written plan by plan."""
 
+from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.plan import Plan
 
 
-def broken_sharding(framework: FrameworkSpec, plan: Plan) -> set[str]:
+def broken_sharding(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> set[str]:
     """Names of those that the plan breaks."""
     can = framework.capabilities
     groups = plan.dp_replicate
@@ -17,6 +18,8 @@ def broken_sharding(framework: FrameworkSpec, plan: Plan) -> set[str]:
         "framework-has-hybrid-sharding": groups == 1 or can.hybrid_sharding,
         "framework-keeps-gathered-parameters": plan.reshard_after_forward or can.reshard_choice,
         "framework-compiles": not plan.compile or can.compile,
+        "offload-has-a-host-link": plan.activation_offload_pct == 0
+        or (can.activation_offload and cluster.accelerator.host_bytes_per_s is not None),
         "framework-has-optimizer": plan.optimizer in can.optimizers,
     }
     return {name for name, holds in obeyed.items() if not holds}

@@ -11,7 +11,7 @@ import pytest
 from parallelsim.errors import OutputError, SpecError
 from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.measured_cases import CaseBuilder
-from parallelsim.measured_text import stated_switches, states_offload
+from parallelsim.measured_text import stated_offload_pct, stated_switches
 from parallelsim.measurements import BadRow, Facts, RowError, Run, read_tables
 from parallelsim.model import ModelSpec
 from parallelsim.stage_split import balanced, by_cost, stage_split
@@ -161,6 +161,11 @@ def test_what_is_not_stated_takes_a_default_that_is_named(tmp_path: Path) -> Non
             {"recompute": "full", "recompute_num_layers": 40},
         ),
         ({"recompute": "selective"}, {"recompute": "selective", "recompute_num_layers": 0}),
+        ({"offload": "0.35"}, {"activation_offload_pct": 35}),
+        (
+            {"recompute_detail": "cpu_offloading=True;cpu_offloading_num_layers=20"},
+            {"activation_offload_pct": 25},
+        ),
     ],
 )
 def test_sharded_runs_are_read_from_their_cells(
@@ -217,10 +222,10 @@ def test_recomputed_layers_are_read_from_the_detail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("", False), ("False", False), ("0.0", False), ("0.3", True), ("cpu", True)],
+    [("", 0), ("False", 0), ("0.0", 0), ("0.302", 30), ("1.0", 100)],
 )
-def test_offload_is_recognised(text: str, expected: bool) -> None:
-    assert states_offload(Facts({"offload": text})) is expected
+def test_offload_is_a_share_of_the_activations(text: str, expected: int) -> None:
+    assert stated_offload_pct(Facts({"offload": text}), 80) == expected
 
 
 def test_kernels_of_the_row_replace_those_of_the_framework(tmp_path: Path) -> None:
@@ -257,7 +262,7 @@ def test_equal_rows_share_one_model_cluster_and_framework(tmp_path: Path) -> Non
         ({"mla": "q_lora_rank=1536"}, "kv_lora_rank"),
         ({"task": "distillation"}, "task distillation"),
         ({"schedule": "vocab-1"}, "schedule vocab-1"),
-        ({"offload": "0.5"}, "offload"),
+        ({"offload": "weights"}, "offload=weights: expected the share"),
         ({"sequence_parallel": "DeepSpeed-Ulysses (all-to-all) 16"}, "all-to-all"),
         ({"framework": "", "group": "x"}, "--framework"),
         ({"framework": "oneflow"}, "oneflow"),

@@ -55,6 +55,7 @@ BARE = replace(
         kv_replication=False,
         hybrid_sharding=False,
         optimizers=("adam",),
+        activation_offload=False,
     ),
 )
 
@@ -279,6 +280,12 @@ CASES = {
         replace(PIPE, optimizer="sgd"),
         PIPE,
         ["sgd", "has adam"],
+        {"framework": BARE},
+    ),
+    "offload-has-a-host-link": (
+        replace(PIPE, activation_offload_pct=50),
+        replace(PIPE, activation_offload_pct=0),
+        ["activation_offload_pct=50", "bare"],
         {"framework": BARE},
     ),
 }
@@ -509,7 +516,7 @@ def restated(
     switches |= {"overlap_param_gather", "cross_entropy_fusion", "cuda_graphs"}
     if any(getattr(plan, switch) and not getattr(can, switch) for switch in switches):
         found.add("framework-has-switches")
-    return found | broken_sharding(framework, plan)
+    return found | broken_sharding(cluster, framework, plan)
 
 
 def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:

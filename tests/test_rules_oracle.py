@@ -65,6 +65,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         dp_replicate=rng.choice((1, 1, 1, 2, 3, 4)),
         reshard_after_forward=rng.random() < 0.8,
         compile=rng.random() < 0.2,
+        activation_offload_pct=rng.choice((0, 0, 0, 0, 30)),
         optimizer=rng.choice((*OPTIMIZERS, "adam", "adam", "adam")),
     )
 

@@ -146,6 +146,22 @@ def test_software_without_a_feature_refuses_it(fields: dict[str, object]) -> Non
     assert any("does not have" in text for text in found)
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_offload_trades_memory_for_at_most_its_transfers(recompute: str) -> None:
+    plans = [
+        sharded(8, zero=1, recompute=recompute, activation_offload_pct=pct)
+        for pct in (0, 25, 50, 100)
+    ]
+    result = of(plans, gpus=8, framework="megatron-core")
+    assert (np.diff(result.peak_memory_bytes) <= 0).all()
+    assert result.peak_memory_bytes[-1] < result.peak_memory_bytes[0]
+    assert (np.diff(result.step_time_s) >= 0).all()
+    rate = load_cluster("hgx-h100").accelerator.host_bytes_per_s
+    assert rate is not None
+    both_ways = 2 * 4 * result.memory.activations_bytes[0] / rate
+    assert result.step_time_s[-1] - result.step_time_s[0] <= 1.1 * both_ways
+
+
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
 def test_adapters_train_faster_in_less_memory_than_the_whole_model(framework: str) -> None:
     model = load_model("llama3-8b")

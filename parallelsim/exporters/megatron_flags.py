@@ -106,6 +106,8 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         yield "it does not run layers through a compiler"
     if plan.optimizer != "adam":
         yield f"this export writes the optimizer adam, not {plan.optimizer}"
+    if plan.activation_offload_pct:
+        yield "this export does not write the offload of activations"
     if model.lora is not None:
         yield "its pretraining script has no adapters"
     if plan.schedule not in ("none", "1f1b", "interleaved-1f1b"):

@@ -95,6 +95,8 @@ def switches(plan: Plan) -> str:
     parts += [f"{plan.dp_replicate} shard groups"] if plan.dp_replicate > 1 else []
     parts += [] if plan.reshard_after_forward else ["parameters kept after forward"]
     parts += ["compiled"] if plan.compile else []
+    offload = plan.activation_offload_pct
+    parts += [f"{offload} % of activations on the host"] if offload else []
     parts += [f"optimizer {plan.optimizer}"] if plan.optimizer != "adam" else []
     parts += [f"{words} {'on' if getattr(plan, name) else 'off'}" for name, words in _PARTS]
     return ", ".join(parts)
