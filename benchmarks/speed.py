@@ -35,7 +35,13 @@ from parallelsim.rules import broken_rules
 from parallelsim.simulate import screen, simulate
 
 NUM_PLANS = 400_000
-SEARCHES = (("llama3-70b", 256, 512), ("llama3-70b", 1024, 512), ("llama3.1-405b", 16_384, 2048))
+SEARCHES = (
+    ("llama3-70b", 256, 512),
+    ("llama3-70b", 1024, 512),
+    ("llama3.1-405b", 16_384, 2048),
+    ("mixtral-8x7b", 256, 1024),
+    ("deepseek-v3", 1024, 15_360),
+)
 
 
 def best_seconds(function: Callable[[], object], repeat: int) -> float:
@@ -77,8 +83,12 @@ def plans_per_second() -> dict[str, float]:
     cluster = load_cluster("hgx-h100", 256)
     plans = feasible_plans(SearchSpace(model, cluster, framework, 512), NUM_PLANS)
     table = CostTable(model, cluster, framework, plans)
+    mixture, few = load_model("mixtral-8x7b"), load_cluster("hgx-h100", 64)
+    dealt = feasible_plans(SearchSpace(mixture, few, framework, 1024), NUM_PLANS)
+    experts = CostTable(mixture, few, framework, dealt)
     return {
         "screen_plans_per_s": NUM_PLANS / best_seconds(lambda: screen(table, plans), 5),
+        "screen_experts_plans_per_s": NUM_PLANS / best_seconds(lambda: screen(experts, dealt), 5),
         "simulate_plans_per_s": NUM_PLANS
         / best_seconds(lambda: simulate(model, cluster, framework, plans), 5),
     }
@@ -136,7 +146,7 @@ def main() -> None:
     options = parser.parse_args()
     reference = reference_seconds()
     figures = {"reference_s": reference} | plans_per_second() | search_seconds() | command_line()
-    for name in ("screen_plans_per_s", "simulate_plans_per_s"):
+    for name in ("screen_plans_per_s", "screen_experts_plans_per_s", "simulate_plans_per_s"):
         figures[name.replace("plans_per_s", "ns_over_reference_ns")] = (
             1 / figures[name] / (reference / (1000 * 8192))
         )

@@ -55,11 +55,26 @@ def explain_misfit(
     where = f"{inputs.model.name} on {inputs.cluster.num_gpus} x {inputs.cluster.accelerator.name}"
     if not result.num_candidates:
         raise NoFeasiblePlanError(f"no plan for {where}: {_contradiction(inputs, search)}")
+    if refused := _refused_whatever_the_plan(inputs, result):
+        raise NoFeasiblePlanError(f"no plan for {where}: {refused}")
     _print_rescues(inputs, search, result)
     raise NoFeasiblePlanError(
         f"no feasible plan for {where}: none of {result.num_candidates:,} candidates obeys "
         f"every rule and needs at most {search.memory_limit:.0%} of memory"
     )
+
+
+def _refused_whatever_the_plan(inputs: Inputs, result: SearchResult) -> str:
+    """What a rule says that every candidate breaks, where no plan could obey it; else empty."""
+    from parallelsim.rules import RULES, explain
+
+    all_broken = [name for name, n in result.reasons.items() if n == result.num_candidates]
+    names = [r.name for r in RULES if not r.reads_plan and r.name in all_broken]
+    if not names:
+        return ""
+    others = {rule.name for rule in RULES} - set(names)
+    spec = (inputs.model, inputs.cluster, inputs.framework)
+    return "; ".join(explain(*spec, Plan(), ignored=others))
 
 
 def _print_rescues(inputs: Inputs, search: SearchOptions, result: SearchResult) -> None:

@@ -10,6 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+SUBLAYERS = (
+    "attention",
+    "attention-sinks",
+    "latent-attention",
+    "cross-attention",
+    "state-space",
+    "mlp",
+    "experts",
+)
+"""Kinds of sub-layers that software may run or not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -52,6 +63,8 @@ class Capabilities:
     optimizers: tuple[str, ...] = ("adam",)
     activation_offload: bool = False
     """Saved activations can wait in host memory."""
+    sublayers: tuple[str, ...] = ("attention", "mlp")
+    """Kinds of sub-layers that it runs, as far as its file describes them."""
 
 
 @dataclass(frozen=True, slots=True)

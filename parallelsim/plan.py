@@ -330,8 +330,20 @@ class PlanBatch:
         )
 
     def take(self, index: Any) -> PlanBatch:
-        """The plans at ``index``: positions, a mask, or a slice."""
-        return PlanBatch(**{name: getattr(self, name)[index] for name in PLAN_FIELDS})
+        """The plans at ``index``: positions, a mask, or a slice.
+
+        A column that is one number seen P times stays one.
+        """
+        first = self.tp[index]
+        columns = {name: getattr(self, name) for name in PLAN_FIELDS}
+        return PlanBatch(
+            **{
+                name: np.broadcast_to(column[:1].reshape(-1), first.shape)
+                if column.strides == (0,) and len(column)
+                else column[index]
+                for name, column in columns.items()
+            }
+        )
 
     def plan(self, index: int) -> Plan:
         """The plan at one position."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, PlanBatch, code
-from parallelsim.rule_checks import FIRST_LAST, INTERLEAVED, NONE, BoolArray, Context
+from parallelsim.rule_context import BoolArray, Context, one_if_equal
 
+NONE, INTERLEAVED = code("schedule", "none"), code("schedule", "interleaved-1f1b")
+FIRST_LAST = code("layout", "first-last")
 ANY = 2**31
 CHUNKS = {
     "none": (1, ANY),
@@ -114,8 +116,7 @@ def wrong_groups(c: Context, p: PlanBatch) -> BoolArray | bool:
     interleaved = p.schedule == INTERLEAVED
     if not interleaved.any():
         return False
-    pp = np.maximum(p.pp, 1)
-    pp = pp[:1] if (pp == pp[0]).all() else pp  # numpy divides far faster by one number
+    pp = one_if_equal(np.maximum(p.pp, 1))
     groups = c.num_micro_batches // pp
     broken: BoolArray = interleaved & ((groups == 0) | (groups * pp != c.num_micro_batches))
     return broken

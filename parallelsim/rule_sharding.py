@@ -1,6 +1,4 @@
-"""Rules of sharded data parallelism, compilers and optimizers: (name, what must hold, which plans
-break it, the explanation of one that does), as :class:`parallelsim.rules.Rule` takes them.
-"""
+"""Rules of sharded data parallelism, compilers, optimizers and offload."""
 
 from __future__ import annotations
 
@@ -9,14 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from parallelsim.plan import OPTIMIZERS, Plan, PlanBatch
-from parallelsim.rule_checks import BoolArray, Context, unsupported
-
-Parts = tuple[
-    str,
-    str,
-    Callable[[Context, PlanBatch], "BoolArray | bool"],
-    Callable[[Context, Plan], str],
-]
+from parallelsim.rule_context import BoolArray, Context, Rule, unsupported
 
 
 def replicas_uneven(c: Context, p: PlanBatch) -> BoolArray | bool:
@@ -40,8 +31,8 @@ def _lacks(words: str, advice: str) -> Callable[[Context, Plan], str]:
     return explain
 
 
-SHARDING_RULES: tuple[Parts, ...] = (
-    (
+SHARDING_RULES: tuple[Rule, ...] = (
+    Rule(
         "replicas-divide-data-parallel",
         "dp_replicate divides dp, and with experts the ranks that hold the same ones",
         replicas_uneven,
@@ -51,7 +42,7 @@ SHARDING_RULES: tuple[Parts, ...] = (
             + "; use a divisor"
         ),
     ),
-    (
+    Rule(
         "replicas-need-sharded-gradients",
         "replicas of shard groups need zero 2 or 3",
         lambda c, p: (p.dp_replicate > 1) & (p.zero < 2),
@@ -60,7 +51,7 @@ SHARDING_RULES: tuple[Parts, ...] = (
             f"got zero={p.zero}; use zero=3 or dp_replicate=1"
         ),
     ),
-    (
+    Rule(
         "gathered-parameters-need-zero-3",
         "keeping gathered parameters until the backward pass needs zero 3",
         lambda c, p: (p.reshard_after_forward == 0) & (p.zero < 3),
@@ -68,7 +59,7 @@ SHARDING_RULES: tuple[Parts, ...] = (
             f"reshard_after_forward off needs zero=3, got zero={p.zero}; turn it on or use zero=3"
         ),
     ),
-    (
+    Rule(
         "framework-has-hybrid-sharding",
         "the framework shards inside groups of which replicas exist",
         lambda c, p: (
@@ -76,7 +67,7 @@ SHARDING_RULES: tuple[Parts, ...] = (
         ),
         _lacks("replicated shard groups", "use dp_replicate=1"),
     ),
-    (
+    Rule(
         "framework-keeps-gathered-parameters",
         "the framework can keep gathered parameters until the backward pass",
         lambda c, p: (
@@ -84,13 +75,13 @@ SHARDING_RULES: tuple[Parts, ...] = (
         ),
         _lacks("a choice of reshard_after_forward", "turn it on"),
     ),
-    (
+    Rule(
         "framework-compiles",
         "the framework runs layers through a compiler",
         lambda c, p: False if c.framework.capabilities.compile else p.compile > 0,
         _lacks("compile", "turn it off"),
     ),
-    (
+    Rule(
         "framework-has-optimizer",
         "the framework has the optimizer",
         lambda c, p: unsupported(p.optimizer, OPTIMIZERS, c.framework.capabilities.optimizers),
@@ -99,7 +90,7 @@ SHARDING_RULES: tuple[Parts, ...] = (
             f"{', '.join(c.framework.capabilities.optimizers)}"
         ),
     ),
-    (
+    Rule(
         "offload-has-a-host-link",
         "the framework offloads activations, and the accelerator's host link is known",
         lambda c, p: (

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from pydantic import create_model
 
 from parallelsim.errors import SpecError
-from parallelsim.framework import FrameworkSpec
+from parallelsim.framework import SUBLAYERS, FrameworkSpec
 from parallelsim.plan import (
     CP_COMM_TYPES,
     GRAD_DTYPES,
@@ -33,8 +33,9 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "grad_dtypes": GRAD_DTYPES,
     "layouts": LAYOUTS,
     "optimizers": OPTIMIZERS,
-    "moe_dispatchers": MOE_DISPATCHERS,
     "recomputes": ("none", "selective", "full", "block"),
+    "moe_dispatchers": MOE_DISPATCHERS,
+    "sublayers": SUBLAYERS,
 }
 
 

@@ -173,23 +173,26 @@ class _Scan:
         valid = broken == 0
         fits = np.zeros(len(rows), bool)
         fits[valid] = lowest_memory(table, rows.take(valid)) <= self.byte_limit
-        hopeless = valid & ~fits
-        self.reasons[OUT_OF_MEMORY] += stagings * int(hopeless.sum())
-        self.num_candidates += stagings * int(len(rows) - fits.sum())
+        self.reasons[OUT_OF_MEMORY] += int(stagings[valid & ~fits].sum())
+        self.num_candidates += int(stagings[~fits].sum())
         return fits
 
-    def _count_broken(self, broken: IntArray, times: int) -> None:
-        rejected = broken[broken != 0]
+    def _count_broken(self, broken: IntArray, times: IntArray) -> None:
+        """Account for broken rules; each mask stands for so many plans (or ``times`` is one
+        number).
+        """
+        rejected = broken != 0
+        masks, each = broken[rejected], np.broadcast_to(times, broken.shape)[rejected]
         for bit, rule in enumerate(RULES):
-            count = int(np.count_nonzero(rejected & (1 << bit)))
+            count = int(each[masks >> bit & 1 != 0].sum())
             if count:
-                self.reasons[rule.name] += count * times
+                self.reasons[rule.name] += count
 
     def _examine(self, table: CostTable, block: PlanBatch) -> None:
         space = self.space
         self.num_candidates += len(block)
         broken = broken_rules(space.model, space.cluster, space.framework, block)
-        self._count_broken(broken, 1)
+        self._count_broken(broken, np.ones(1, np.int64))
         plans = block.take(broken == 0)
         if len(plans) == 0:
             return

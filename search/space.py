@@ -15,77 +15,50 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
   attention does not store;
 * ZeRO 2 and 3 of software with a launch target: no exporter writes them; other optimizers than the
   first of the software; offload of activations;
+* sequence parallelism off for a mixture of experts with tp > 1, dispatchers that another one beats
+  everywhere, and gathering all tokens to more ranks than a token has experts;
 * 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is
   not modelled).
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from parallelsim.search.schedules import check_schedules, schedule_names, with_all_schedules
+from parallelsim.search.asked import Asked, Value
+from parallelsim.search.degrees import degree_choices, degree_values, micro_batch_sizes
+from parallelsim.search.experts import EXPERT_FIELDS, ExpertChoices
+from parallelsim.search.schedules import check_schedules, with_all_schedules
+from parallelsim.search.shardings import Shardings, sharding_choices
+from parallelsim.search.stagings import STAGED, Stagings
+from parallelsim.search.switches import SWITCHES, switch_rows
 
 from parallelsim.cluster import ClusterSpec
-from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import (
-    ASYNCHRONOUS,
-    CHOICES,
-    PLAN_FIELDS,
-    WAVES,
-    IntArray,
-    PlanBatch,
-    code,
-)
-from parallelsim.rule_checks import FIRST_LAST
-from parallelsim.rule_schedules import IS_WAVE
+from parallelsim.plan import IntArray, PlanBatch, code
+from parallelsim.rule_context import BoolArray, ModelFacts, model_facts
+from parallelsim.rule_stages import FULL
 
-Value = int | bool | str
-Shardings = tuple[tuple[int, int], ...]
-"""Pairs of zero and dp_replicate."""
-MAX_MICRO_BATCH_SIZE = 64
-UNEVEN_DEPTH = 3
-"""A first or last stage may have up to this many layers fewer than the stages between."""
 BLOCK_PLANS = 1 << 16
-
-_SHARED = (
-    "tp",
-    "cp",
-    "dp",
-    "micro_batch_size",
-    "sequence_parallel",
+_ANY, _WITHOUT, _WITH = range(3)
+"""Which stagings go with a row: all, those in which experts' exchange cannot be overlapped (where
+it can, it is), or those in which it can."""
+_DEGREES = ("tp", "cp", "dp", "micro_batch_size")
+_WITHOUT_SHAPE = (
     "zero",
-    "cp_comm_type",
-    "tp_comm_overlap",
-    "cross_entropy_fusion",
-    "cuda_graphs",
-    "grad_dtype",
     "overlap_grad_reduce",
     "overlap_param_gather",
     "dp_replicate",
     "reshard_after_forward",
-    "compile",
     "optimizer",
     "activation_offload_pct",
 )
-"""Fields that do not depend on how layers are cut into stages."""
-_STAGED = (
-    "vpp",
-    "schedule",
-    "layout",
-    "first_stage_layers",
-    "last_stage_layers",
-    "recompute",
-    "recompute_num_layers",
-)
-"""Fields that do."""
+"""Switches that no operator's shape depends on."""
 
 
 @dataclass(frozen=True)
@@ -111,22 +84,16 @@ class SearchSpace:
     def __post_init__(self) -> None:
         if self.all_schedules:
             object.__setattr__(self, "framework", with_all_schedules(self.framework))
-        for name, values in self._given.items():
-            if name not in PLAN_FIELDS or name in ("global_batch_size", "precision"):
-                raise PlanError(f"{name!r} is no field that a search can fix or limit")
-            for value in values:
-                if name in CHOICES and value not in CHOICES[name]:
-                    known = ", ".join(CHOICES[name])
-                    raise PlanError(f"{name} must be one of {known}, got {str(value)[:60]!r}")
-        check_schedules(self.framework, [str(v) for v in self._given.get("schedule", ())])
+        self._asked.check()
+        schedules = self._asked.values.get("schedule", ())
+        check_schedules(self.framework, [str(v) for v in schedules])
         self._degrees  # noqa: B018  raises for a degree that the GPUs cannot have
+        self._experts  # noqa: B018  raises for a degree that the experts cannot have
 
     @cached_property
     def num_candidates(self) -> int:
         """Plans of the space, whether they obey the rules or not."""
-        return sum(
-            len(self._shared_table(pp)) * len(self._staged_table(pp)) for pp in self._degrees["pp"]
-        )
+        return sum(int(self.num_stagings(pp).sum()) for pp in self._degrees["pp"])
 
     def blocks(self) -> Iterator[PlanBatch]:
         """Every plan of the space once, in blocks of equal pp."""
@@ -141,21 +108,31 @@ class SearchSpace:
     def unstaged(self, pp: int) -> PlanBatch:
         """The first table: plans without a choice of layout, virtual stages and recompute.
 
-        Each stands for ``num_stagings(pp)`` plans, one for each row of the second table.
+        Each stands for as many plans as :meth:`num_stagings` says, one for each row of the second
+        table that goes with it.
         """
         shared = self._shared_table(pp)
-        columns: dict[str, object] = {"pp": pp, "global_batch_size": self.global_batch_size}
-        columns["precision"] = code("precision", self.precision)
-        columns |= {name: shared[:, i] for i, name in enumerate(_SHARED)}
+        columns = self._common(pp) | {name: shared[:, i] for i, name in enumerate(self._shared)}
         return PlanBatch.from_columns(len(shared), columns)
 
-    def num_stagings(self, pp: int) -> int:
-        """Ways to cut the layers into stages and to recompute them."""
-        return len(self._staged_table(pp))
+    def num_stagings(self, pp: int) -> IntArray:
+        """Ways to cut the layers into stages and to recompute them, for each row of
+        :meth:`unstaged`.
+        """
+        with_overlap = self._overlapping_stagings(pp)
+        on, off = int(with_overlap.sum()), int((~with_overlap).sum())
+        return np.array([on + off, off, on])[self._staging_kinds(pp)]
 
     def expand(self, pp: int, chosen: Any) -> Iterator[PlanBatch]:
         """The plans of the chosen rows of :meth:`unstaged` with every staging, in blocks."""
-        shared, staged = self._shared_table(pp)[chosen], self._staged_table(pp)
+        shared, kinds = self._shared_table(pp)[chosen], self._staging_kinds(pp)[chosen]
+        staged, with_overlap = self._staged_table(pp), self._overlapping_stagings(pp)
+        parts = {_ANY: staged, _WITHOUT: staged[~with_overlap], _WITH: staged[with_overlap]}
+        for kind, stagings in parts.items():
+            yield from self._blocks(pp, shared[kinds == kind], stagings)
+
+    def _blocks(self, pp: int, shared: IntArray, staged: IntArray) -> Iterator[PlanBatch]:
+        """Every row of one table with every row of the other, in blocks."""
         if len(shared) == 0:
             return
         step = max(BLOCK_PLANS // len(shared), 1)
@@ -167,21 +144,26 @@ class SearchSpace:
     def shapes(self) -> PlanBatch:
         """A small batch with every combination of the fields that operator shapes depend on."""
         sizes: dict[tuple[int, int], set[int]] = {}
+        dealt: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+        width = len(self._dealt)
         for pp in self.pipeline_degrees:
             for tp, cp, dp in self._degree_choices(pp):
-                sizes.setdefault((tp, cp), set()).update(self._micro_batch_sizes(dp))
-        rows = np.concatenate(
-            [
-                self._rows(
-                    *(tp, cp, 1, sorted(known)),
-                    self._switch_table(tp > 1, cp > 1, True, ((0, 1),)),
-                )
-                for (tp, cp), known in sizes.items()
-            ]
-            or [np.empty((0, len(_SHARED)), np.int64)]
-        )
+                batches = micro_batch_sizes(self.global_batch_size, dp, self._asked)
+                sizes.setdefault((tp, cp), set()).update(batches)
+                ways = self._expert_table(pp, tp, tp * cp * dp).tolist()
+                dealt.setdefault((tp, cp), set()).update(map(tuple, ways))
+        tables = [
+            self._rows(
+                *(tp, cp, 1),
+                sorted(known),
+                self._shape_switches(tp > 1, cp > 1),
+                np.array(sorted(dealt[tp, cp]), np.int64).reshape(len(dealt[tp, cp]), width),
+            )
+            for (tp, cp), known in sizes.items()
+        ]
+        rows = np.concatenate(tables or [np.empty((0, len(self._shared)), np.int64)])
         columns: dict[str, object] = {
-            name: np.tile(rows[:, i], 2) for i, name in enumerate(_SHARED)
+            name: np.tile(rows[:, i], 2) for i, name in enumerate(self._shared)
         }
         columns["precision"] = code("precision", self.precision)
         columns["recompute"] = np.repeat([0, code("recompute", "selective")], len(rows))
@@ -190,277 +172,160 @@ class SearchSpace:
     def _product(self, pp: int, shared: IntArray, staged: IntArray) -> PlanBatch:
         """Every row of one table with every row of the other."""
         inner, outer = len(shared), len(staged)
-        columns: dict[str, object] = {"pp": pp, "global_batch_size": self.global_batch_size}
-        columns["precision"] = code("precision", self.precision)
-        columns |= {name: np.tile(shared[:, i], outer) for i, name in enumerate(_SHARED)}
-        columns |= {name: np.repeat(staged[:, i], inner) for i, name in enumerate(_STAGED)}
+        columns = self._common(pp)
+        columns |= {name: np.tile(shared[:, i], outer) for i, name in enumerate(self._shared)}
+        columns |= {name: np.repeat(staged[:, i], inner) for i, name in enumerate(STAGED)}
         return PlanBatch.from_columns(inner * outer, columns)
 
+    def _common(self, pp: int) -> dict[str, object]:
+        precision = code("precision", self.precision)
+        return {"pp": pp, "global_batch_size": self.global_batch_size, "precision": precision}
+
     @cached_property
-    def _given(self) -> dict[str, tuple[Value, ...]]:
+    def _asked(self) -> Asked:
         given = {name: (value,) for name, value in self.fixed.items()}
         more = {name: tuple(values) for name, values in self.limits.items() if name not in given}
-        return given | more
+        return Asked(given | more)
 
     @cached_property
     def _degrees(self) -> dict[str, list[int]]:
-        return {name: self._degree(name) for name in ("tp", "cp", "pp", "dp")}
+        return degree_values(self.model, self.cluster, self.framework, self._asked)
 
-    def _allowed(self, name: str, default: Iterable[Value], possible: Iterable[Value]) -> list[int]:
-        """The default values, or those of the possible ones that the caller gave, as codes."""
-        given = self._given.get(name)
-        values = default if given is None else [v for v in possible if v in given]
-        return [CHOICES[name].index(v) if isinstance(v, str) else int(v) for v in values]
+    @cached_property
+    def _facts(self) -> ModelFacts:
+        return model_facts(self.model)
 
-    def _degree(self, name: str) -> list[int]:
-        """Values of a parallel degree: divisors of the number of GPUs.
+    @cached_property
+    def _experts(self) -> ExpertChoices:
+        can = self.framework.capabilities
+        return ExpertChoices.of(self.model, self.cluster, can, self._asked, self.precision)
 
-        Raises:
-            PlanError: none of the given values can be one.
-        """
-        gpus = self.cluster.num_gpus
-        divisors = _divisors(gpus)
-        possible = divisors
-        if name == "pp":
-            possible = [n for n in divisors if n <= self.model.num_layers + 2]
-        if name == "cp" and not self.framework.capabilities.cp_comm_types:
-            possible = [1]
-        default = possible
-        if name == "tp":
-            default = [n for n in possible if n <= self.cluster.domain_size]
-        if name == "cp":
-            default = [n for n in possible if n == 1 or self.model.seq_length % (2 * n) == 0]
-        values = self._allowed(name, default, possible)
-        if not values:
-            given = ", ".join(str(v) for v in self._given[name])
-            shown = ", ".join(str(n) for n in possible[:12]) + (
-                ", ..." if len(possible) > 12 else ""
-            )
-            raise PlanError(f"{name}={given} cannot divide {gpus} GPUs here; it can be {shown}")
-        return values
+    @cached_property
+    def _dealt(self) -> tuple[str, ...]:
+        """Fields of experts, where plans differ in them: dense spaces have no such columns."""
+        return EXPERT_FIELDS if self._experts.is_free else ()
 
-    def _shared_table(self, pp: int) -> IntArray:
-        """Combinations of what does not depend on how layers are staged: rows of ``_SHARED``."""
-        tables = [
-            self._rows(
-                *(tp, cp, dp),
-                self._micro_batch_sizes(dp),
-                self._switch_table(tp > 1, cp > 1, dp * cp > 1, self._shardings(pp, cp, dp)),
-            )
-            for tp, cp, dp in self._degree_choices(pp)
-        ]
-        return np.concatenate(tables) if tables else np.empty((0, len(_SHARED)), np.int64)
+    @cached_property
+    def _shared(self) -> tuple[str, ...]:
+        """Fields that do not depend on how layers are cut into stages."""
+        return (*_DEGREES, *SWITCHES, *self._dealt)
 
     def _degree_choices(self, pp: int) -> Iterator[tuple[int, int, int]]:
-        """(tp, cp, dp) that fill the GPUs together with pp."""
-        dps = set(self._degrees["dp"])
-        for tp in self._degrees["tp"]:
-            rest, left = divmod(self.cluster.num_gpus, tp * pp)
-            for cp in self._degrees["cp"] if left == 0 else ():
-                if rest % cp == 0 and rest // cp in dps:
-                    yield tp, cp, rest // cp
+        return degree_choices(self._degrees, self.cluster.num_gpus, pp)
 
-    def _micro_batch_sizes(self, dp: int) -> list[int]:
-        """Sizes that divide a replica's share of the batch, or those of the caller's."""
-        per_replica, left = divmod(self.global_batch_size, dp)
-        given = self._given.get("micro_batch_size", ())
-        possible = [int(n) for n in given if 1 <= int(n) <= max(per_replica, 1)]
-        # A batch that the replicas do not divide has no micro-batch: one plan stays to say so.
-        divisors = [n for n in range(1, MAX_MICRO_BATCH_SIZE + 1) if per_replica % n == 0]
-        return self._allowed("micro_batch_size", [1] if left else divisors, possible)
+    def _shared_table(self, pp: int) -> IntArray:
+        """Combinations of what does not depend on how layers are staged: rows of ``_shared``."""
+        if pp not in self._shared_tables:
+            tables = [
+                self._rows(
+                    *(tp, cp, dp),
+                    micro_batch_sizes(self.global_batch_size, dp, self._asked),
+                    self._switch_table(
+                        *(tp > 1, cp > 1, dp * cp > 1),
+                        sharding_choices(self.framework, self._asked, pp=pp, cp=cp, dp=dp),
+                    ),
+                    self._expert_table(pp, tp, tp * cp * dp),
+                )
+                for tp, cp, dp in self._degree_choices(pp)
+            ]
+            none = np.empty((0, len(self._shared)), np.int64)
+            self._shared_tables[pp] = np.concatenate(tables) if tables else none
+        return self._shared_tables[pp]
 
     @staticmethod
-    def _rows(tp: int, cp: int, dp: int, sizes: list[int], switches: IntArray) -> IntArray:
-        """Rows of ``_SHARED`` for one choice of degrees: micro-batch sizes x switches."""
+    def _rows(
+        tp: int, cp: int, dp: int, sizes: list[int], switches: IntArray, dealt: IntArray
+    ) -> IntArray:
+        """Rows of ``_shared`` for one choice of degrees: micro-batch sizes x switches x experts."""
         degrees = np.array([(tp, cp, dp, size) for size in sizes], np.int64).reshape(-1, 4)
-        return np.hstack([np.repeat(degrees, len(switches), 0), np.tile(switches, (len(sizes), 1))])
-
-    def _shardings(self, pp: int, cp: int, dp: int) -> Shardings:
-        """Canonical (zero, dp_replicate): hybrid groups of at least two ranks that replicas of
-        whole groups share.
-        """
-        can, many = self.framework.capabilities, dp * cp > 1
-        possible = [z for z in can.zero_stages if z == 0 or (many and (z == 1 or pp == 1))]
-        written = self.framework.launches == "none"
-        zeros = [z for z in possible if z < 2 or written] or possible
-        pairs = []
-        for zero in self._allowed("zero", zeros, can.zero_stages if many else possible):
-            divisors = [n for n in _divisors(dp) if n < dp * cp]
-            groups = divisors if zero >= 2 and can.hybrid_sharding else [1]
-            pairs += [(zero, n) for n in self._allowed("dp_replicate", groups, groups)]
-        return tuple(pairs)
+        rows = _crossed(degrees, switches)
+        return _crossed(rows, dealt) if dealt.shape[1] else rows
 
     def _switch_table(
         self, many_tp: bool, many_cp: bool, many_shards: bool, shardings: Shardings
     ) -> IntArray:
-        """Canonical combinations of the switches, given which degrees are above 1; cached."""
+        """Canonical combinations of the switches, given which degrees are above 1."""
         key = (many_tp, many_cp, many_shards, shardings)
         if key not in self._switch_tables:
-            rows = list(self._switch_rows(*key))
-            self._switch_tables[key] = np.array(rows, np.int64).reshape(-1, len(_SHARED) - 4)
+            rows = switch_rows(
+                self.framework.capabilities,
+                self._asked,
+                many_tp=many_tp,
+                many_cp=many_cp,
+                many_shards=many_shards,
+                shardings=shardings,
+                model=self._facts,
+            )
+            table = np.array(list(rows), np.int64).reshape(-1, len(SWITCHES))
+            self._switch_tables[key] = table
         return self._switch_tables[key]
 
-    def _switch_rows(
-        self, many_tp: bool, many_cp: bool, many_shards: bool, shardings: Shardings
-    ) -> Iterator[tuple[int, ...]]:
-        can = self.framework.capabilities
-        sharding = (False, True) if many_tp and can.sequence_parallel else (False,)
-        kinds = can.cp_comm_types if many_cp else ("p2p",)
-        fusion = (False, True) if can.cross_entropy_fusion else (False,)
-        graphs = (False, True) if can.cuda_graphs else (False,)
-        compiles = (False, True) if can.compile else (False,)
-        offloads = range(101) if can.activation_offload else (0,)
-        for (zero, replicas), kind, fused, graph, dtype, *rest in itertools.product(
-            shardings,
-            self._allowed("cp_comm_type", kinds, kinds),
-            self._allowed("cross_entropy_fusion", fusion[-1:], fusion),
-            self._allowed("cuda_graphs", graphs[:1], graphs),
-            self._allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
-            self._allowed("compile", compiles[-1:], compiles),
-            self._allowed("optimizer", can.optimizers[:1], can.optimizers),
-            self._allowed("activation_offload_pct", (0,), offloads),
-        ):
-            for sp in self._allowed("sequence_parallel", sharding, sharding):
-                buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
-                for user_buffers in self._allowed("tp_comm_overlap", buffers[-1:], buffers):
-                    for overlaps in self._overlap_rows(many_shards, zero):
-                        for keeps in self._reshard_rows(zero):
-                            yield (
-                                *(sp, zero, kind, user_buffers, fused, graph, dtype, *overlaps),
-                                *(replicas, keeps, *rest),
-                            )
+    def _shape_switches(self, many_tp: bool, many_cp: bool) -> IntArray:
+        """The switches without those that no shape depends on."""
+        table = self._switch_table(many_tp, many_cp, True, ((0, 1),)).copy()
+        table[:, [SWITCHES.index(name) for name in _WITHOUT_SHAPE]] = 0
+        return np.unique(table, axis=0)
 
-    def _reshard_rows(self, zero: int) -> list[int]:
-        """Positions of reshard_after_forward."""
-        choice = zero == 3 and self.framework.capabilities.reshard_choice
-        positions = (True, False) if choice else (True,)
-        return self._allowed("reshard_after_forward", positions, positions)
-
-    def _overlap_rows(self, many_shards: bool, zero: int) -> Iterator[tuple[int, int]]:
-        """Positions of overlap_grad_reduce and overlap_param_gather."""
-        can = self.framework.capabilities
-        reduce = (False, True) if many_shards and can.overlap_grad_reduce else (False,)
-        for overlap in self._allowed("overlap_grad_reduce", reduce[-1:], reduce):
-            gather = (False, True) if overlap and zero and can.overlap_param_gather else (False,)
-            for gathers in self._allowed("overlap_param_gather", gather[-1:], gather):
-                yield overlap, gathers
+    def _expert_table(self, pp: int, tp: int, num_ranks: int) -> IntArray:
+        """Ways to deal experts to the ranks of a stage; one row without columns where dense."""
+        if not self._dealt:
+            return np.empty((1, 0), np.int64)
+        pairs = bool(self._overlapping_stagings(pp).any())
+        key = (tp, num_ranks, pairs)
+        if key not in self._expert_tables:
+            rows = list(self._experts.rows(tp, num_ranks, pairs=pairs))
+            table = np.array(rows, np.int64).reshape(-1, len(EXPERT_FIELDS))
+            self._expert_tables[key] = table
+        return self._expert_tables[key]
 
     def _staged_table(self, pp: int) -> IntArray:
         """Combinations of layout, virtual stages, schedule and recompute depth: rows of
-        ``_STAGED``.
+        ``STAGED``.
         """
         if pp not in self._staged_tables:
-            rows = [
-                (vpp, schedule, layout, first, last, *recompute)
-                for vpp, layout, first, last, chunk in self._layouts(pp)
-                for schedule in self._schedules(pp, vpp)
-                if not (layout == FIRST_LAST and IS_WAVE[schedule])
-                for recompute in self._recomputes(chunk)
-            ]
-            self._staged_tables[pp] = np.array(rows, np.int64).reshape(-1, len(_STAGED))
+            rows = list(self._stagings.rows(pp))
+            self._staged_tables[pp] = np.array(rows, np.int64).reshape(-1, len(STAGED))
         return self._staged_tables[pp]
+
+    def _overlapping_stagings(self, pp: int) -> BoolArray:
+        """Rows of the staged table with which ep_comm_overlap can be on."""
+        staged = self._staged_table(pp)
+        vpp, recompute = staged[:, STAGED.index("vpp")], staged[:, STAGED.index("recompute")]
+        found: BoolArray = ((vpp > 1) | (pp == 1)) & (recompute != FULL)
+        return found
+
+    def _staging_kinds(self, pp: int) -> IntArray:
+        """For each row of the shared table: _ANY, _WITHOUT or _WITH."""
+        shared = self._shared_table(pp)
+        kinds = np.full(len(shared), _ANY)
+        if self._dealt:
+            ep, _, dispatcher, overlap = shared[:, -len(self._dealt) :].T
+            chosen = self._experts.overlap_is_free(ep, dispatcher)
+            kinds[chosen & (overlap == 0)] = _WITHOUT
+            kinds[overlap == 1] = _WITH
+        return kinds
+
+    @cached_property
+    def _stagings(self) -> Stagings:
+        return Stagings(self.model.num_layers, self.framework, self._asked)
+
+    @cached_property
+    def _shared_tables(self) -> dict[int, IntArray]:
+        return {}
 
     @cached_property
     def _switch_tables(self) -> dict[tuple[bool, bool, bool, Shardings], IntArray]:
         return {}
 
     @cached_property
+    def _expert_tables(self) -> dict[tuple[int, int, bool], IntArray]:
+        return {}
+
+    @cached_property
     def _staged_tables(self) -> dict[int, IntArray]:
         return {}
 
-    def _schedules(self, pp: int, vpp: int) -> list[int]:
-        names = schedule_names(self.framework, pp, vpp)
-        synchronous = [name for name in names if name not in ASYNCHRONOUS]
-        return self._allowed("schedule", synchronous, names)
 
-    def _layouts(self, pp: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """(vpp, layout code, first, last, layers of the largest chunk) of every way to cut the
-        layers.
-        """
-        num_layers = self.model.num_layers
-        names = [n for n in self.framework.capabilities.layouts if n == "even" or pp > 1]
-        for layout in self._allowed("layout", names, names):
-            name = CHOICES["layout"][layout]
-            if name == "first-last":
-                cuts = self._uneven_cuts(pp)
-            else:
-                slots = num_layers + {"even": 0, "embedding-loss": 2}.get(name, 1)
-                cuts = [(0, 0, slots // pp)] if slots % pp == 0 else []
-            for first, last, middle in cuts:
-                for vpp in self._virtual_stages(pp, name, first, last, middle):
-                    if (name, pp, vpp) == ("embedding-loss", 2, 1):
-                        continue  # two stages, a layer less on both: the even cut
-                    yield vpp, layout, first, last, max(middle, first, last) // vpp
-
-    def _virtual_stages(
-        self, pp: int, layout: str, first: int, last: int, middle: int
-    ) -> list[int]:
-        """Vpp that cut every stage into whole chunks."""
-        possible = [v for v in range(1, middle + 1) if middle % v == first % v == last % v == 0]
-        if layout == "even" and pp == 1:
-            possible = [1]
-        known = set(self.framework.capabilities.schedules)
-        if not known & {"interleaved-1f1b", "breadth-first", *WAVES}:
-            possible = [1]
-        return self._allowed("vpp", possible, possible)
-
-    def _uneven_cuts(self, pp: int) -> list[tuple[int, int, int]]:
-        """(first, last, middle) with both ends at most ``UNEVEN_DEPTH`` layers lighter than the
-        middle.
-
-        Given first or last stages replace that bound. A cut that another layout makes is left to
-        it.
-        """
-        num_layers, given = self.model.num_layers, self._given
-        cuts = []
-        if pp == 1:
-            return []
-        for middle in range(1, num_layers + 1):
-            ends = num_layers - middle * (pp - 2)
-            if ends < 2:
-                break
-            low = max(middle - UNEVEN_DEPTH, 1)
-            free = "first_stage_layers" in given or "last_stage_layers" in given
-            for first in range(1, ends) if free else range(low, middle + 1):
-                last = ends - first
-                if not free and not low <= last <= middle:
-                    continue
-                if pp == 2 and middle != max(first, last):
-                    continue
-                if first == last == middle or (first, last) in _counted_cuts(middle):
-                    continue
-                cuts.append((first, last, middle))
-        firsts, lasts = given.get("first_stage_layers"), given.get("last_stage_layers")
-        return [
-            cut
-            for cut in cuts
-            if (firsts is None or cut[0] in firsts) and (lasts is None or cut[1] in lasts)
-        ]
-
-    def _recomputes(self, chunk: int) -> list[tuple[int, int]]:
-        """(recompute code, layers) of every depth: none, selective, 1 to all but one layer, all."""
-        can = self.framework.capabilities.recomputes
-        kinds = [k for k in can if k != "block"]
-        saves = self.framework.memory.selective_outputs_kept > 0
-        saves |= not self.framework.compute.flash_attention
-        default = [k for k in kinds if k != "selective" or saves]
-        rows: list[tuple[int, int]] = []
-        for kind in self._allowed("recompute", default, kinds):
-            if CHOICES["recompute"][kind] != "full":
-                depths = [0]
-            else:
-                depths = [*(range(1, chunk) if "block" in can else ()), 0]
-            allowed = self._allowed("recompute_num_layers", depths, depths)
-            rows.extend((kind, depth) for depth in allowed)
-        return rows
-
-
-def _counted_cuts(middle: int) -> tuple[tuple[int, int], ...]:
-    """Cuts that counting the embedding, the loss or both as a layer gives."""
-    return ((middle - 1, middle), (middle, middle - 1), (middle - 1, middle - 1))
-
-
-def _divisors(number: int) -> list[int]:
-    """Of a whole number, in order."""
-    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*low, *(number // n for n in low)})
+def _crossed(outer: IntArray, inner: IntArray) -> IntArray:
+    """Every row of the first table followed by every row of the second."""
+    return np.hstack([np.repeat(outer, len(inner), 0), np.tile(inner, (len(outer), 1))])

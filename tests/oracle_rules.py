@@ -6,8 +6,11 @@ from sharding_rules import broken_sharding
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import MLP, Attention, LatentAttention, MixtureOfExperts, StateSpace
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
+
+NO_SUCH_KIND = {"framework-has-sublayers"}
 
 
 def chunk_layers(model: ModelSpec, plan: Plan) -> list[int] | None:
@@ -40,8 +43,10 @@ def broken(
         _broken_shape(model, cluster, framework, plan)
         | _broken_pipeline(model, plan)
         | _broken_switches(plan)
+        | _broken_experts(model, framework, plan)
         | _broken_capabilities(cluster, framework, plan)
         | broken_sharding(cluster, framework, plan)
+        | (set() if _kinds(model) <= set(framework.capabilities.sublayers) else NO_SUCH_KIND)
     )
 
 
@@ -52,28 +57,114 @@ def _broken_shape(
     tp, cp, seq_length = plan.tp, plan.cp, model.seq_length
     if tp * cp * plan.pp * plan.dp != cluster.num_gpus:
         found.add("uses-all-gpus")
+    lengths = {seq_length}
     for layer, _ in model.layer_kinds:
-        heads, groups = layer.attention.num_heads, layer.attention.num_query_groups
-        if heads % tp:
-            found.add("heads-divide-by-tp")
-        replicates = framework.capabilities.kv_replication and tp % groups == 0
-        if groups % tp and not replicates:
-            found.add("kv-heads-split-over-tp")
-        if layer.mlp.ffn_hidden_size % tp:
-            found.add("ffn-divides-by-tp")
-        if cp > 1 and plan.cp_comm_type == "a2a" and (heads % (tp * cp) or groups % (tp * cp)):
-            found.add("a2a-heads-divide-by-cp")
-        window = layer.attention.window
-        if cp > 1 and plan.cp_comm_type == "p2p" and window and window < seq_length:
-            found.add("window-needs-a2a-or-all-gather")
-    if cp > 1 and seq_length % (2 * cp):
+        lengths |= {layer.seq_length} if layer.seq_length else set()
+        for part in layer.sublayers:
+            if isinstance(part, Attention):
+                lengths |= {part.kv_seq_length} if part.kv_seq_length else set()
+                found |= _broken_attention(part, seq_length, framework, plan)
+            elif isinstance(part, LatentAttention):
+                found |= {"heads-divide-by-tp"} if part.num_heads % tp else set()
+                if cp > 1 and plan.cp_comm_type != "p2p":
+                    found.add("latent-attention-needs-p2p")
+                if cp > 1 and plan.cp_comm_type == "a2a" and part.num_heads % (tp * cp):
+                    found.add("a2a-heads-divide-by-cp")
+            elif isinstance(part, StateSpace):
+                found |= _broken_scan(part, plan)
+            else:
+                is_mlp = isinstance(part, MLP)
+                width = part.ffn_hidden_size if is_mlp else part.shared_ffn_hidden_size
+                found |= {"ffn-divides-by-tp"} if width % tp else set()
+    if plan.pp > 1 and len(lengths) > 1:
+        found.add("cross-attention-needs-one-stage")
+    if cp > 1 and any(length % (2 * cp) for length in lengths):
         found.add("sequence-divides-by-cp")
-    if plan.sequence_parallel and seq_length % (cp * tp):
+    if plan.sequence_parallel and any(length % (cp * tp) for length in lengths):
         found.add("sequence-divides-by-tp")
     if plan.sequence_parallel and tp == 1:
         found.add("sequence-parallel-needs-tp")
     if plan.global_batch_size % (plan.micro_batch_size * plan.dp):
         found.add("batch-divides-by-replicas")
+    return found
+
+
+def _broken_attention(
+    attention: Attention, seq_length: int, framework: FrameworkSpec, plan: Plan
+) -> set[str]:
+    found = set()
+    tp, cp, kind = plan.tp, plan.cp, plan.cp_comm_type
+    heads, groups = attention.num_heads, attention.num_query_groups
+    if heads % tp:
+        found.add("heads-divide-by-tp")
+    replicates = framework.capabilities.kv_replication and tp % groups == 0
+    if groups % tp and not replicates:
+        found.add("kv-heads-split-over-tp")
+    if cp > 1 and kind == "a2a" and (heads % (tp * cp) or groups % (tp * cp)):
+        found.add("a2a-heads-divide-by-cp")
+    if cp > 1 and kind == "p2p" and attention.window and attention.window < seq_length:
+        found.add("window-needs-a2a-or-all-gather")
+    if cp > 1 and kind != "a2a" and attention.sinks:
+        found.add("sinks-need-a2a")
+    return found
+
+
+def _broken_scan(scan: StateSpace, plan: Plan) -> set[str]:
+    """Megatron-LM's assertions in ssm/mamba_mixer.py and ssm/mamba_context_parallel.py."""
+    found = set()
+    if scan.num_heads % plan.tp or scan.num_groups % plan.tp:
+        found.add("state-space-splits-over-tp")
+    if plan.cp > 1:
+        local = max(scan.num_groups // plan.tp, 1)
+        uneven = plan.cp % local if local < plan.cp else local % plan.cp
+        if uneven or scan.num_heads % (plan.tp * plan.cp):
+            found.add("state-space-splits-over-cp")
+    return found
+
+
+def _broken_experts(model: ModelSpec, framework: FrameworkSpec, plan: Plan) -> set[str]:
+    found = set()
+    can, ep, etp = framework.capabilities, plan.ep, plan.etp
+    mixtures = [layer.experts for layer, _ in model.layer_kinds if layer.experts]
+    if not mixtures and ep * etp > 1:
+        found.add("expert-degrees-need-experts")
+    for experts in mixtures:
+        if experts.num_experts % ep:
+            found.add("experts-divide-by-ep")
+        if experts.ffn_hidden_size % etp:
+            found.add("expert-ffn-divides-by-etp")
+        if experts.bias and etp > 1:
+            found.add("etp-without-biases")
+        if plan.tp > 1 and not plan.sequence_parallel:
+            found.add("experts-with-tp-need-sequence-parallel")
+        if ep * etp > 1 and plan.moe_dispatcher not in can.moe_dispatchers:
+            found.add("framework-has-dispatcher")
+        if etp > 1 and not can.expert_tensor_parallel:
+            found.add("framework-has-expert-tp")
+    if (plan.tp * plan.cp * plan.dp) % (ep * etp):
+        found.add("expert-ranks-divide-stage")
+    if plan.moe_dispatcher == "deepep" and ep * etp == 1:
+        found.add("deepep-needs-expert-ranks")
+    if plan.ep_comm_overlap:
+        if ep == 1 or plan.moe_dispatcher == "all-gather" or plan.precision == "fp32":
+            found.add("ep-overlap-needs-exchange")
+        if model.num_mtp_layers > 1:
+            found.add("ep-overlap-needs-exchange")
+        if (plan.pp > 1 and plan.vpp == 1) or plan.recompute == "full":
+            found.add("ep-overlap-needs-interleaving")
+    return found
+
+
+def _kinds(model: ModelSpec) -> set[str]:
+    """Kinds of sub-layers that the model is made of."""
+    names = {Attention: "attention", LatentAttention: "latent-attention", MLP: "mlp"}
+    names |= {StateSpace: "state-space", MixtureOfExperts: "experts"}
+    found = set()
+    for layer, _ in model.layer_kinds:
+        own = [part for part in layer.sublayers if part is not layer.cross_attention]
+        found |= {names[type(part)] for part in own}
+        found |= {"cross-attention"} if layer.cross_attention else set()
+        found |= {"attention-sinks" for part in own if isinstance(part, Attention) and part.sinks}
     return found
 
 
@@ -148,6 +239,7 @@ def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: P
         "overlap_param_gather",
         "cross_entropy_fusion",
         "cuda_graphs",
+        "ep_comm_overlap",
     )
     checks = {
         "precision-on-accelerator": plan.precision in cluster.accelerator.precisions,

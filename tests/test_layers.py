@@ -53,7 +53,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("plan", "core", ("plan",), False),
     ("data", "files", ("frameworks.", "models.", "clusters."), False),
     ("files", "files", FILE_READERS, True),
-    ("rules", "core", ("rules", "rule_checks", "rule_schedules", "rule_sharding"), True),
+    ("rules", "core", ("rules", "rule_*"), True),
     ("operators", "core", ("operators",), False),
     ("sublayers", "core", ("sublayers.",), True),
     ("seconds", "core", ("compute", "collectives", "savedtensors", "uncertainty"), False),

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 
 import pytest
+from moe_models import MODELS
 from oracle_rules import broken
 from random_plans import random_plan
 
@@ -13,6 +14,7 @@ from parallelsim.plan import (
     CP_COMM_TYPES,
     GRAD_DTYPES,
     LAYOUTS,
+    MOE_DISPATCHERS,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -28,8 +30,20 @@ SETTINGS = (
     ("gemma2-27b", "megatron-core", "dgx-a100-80gb", 16),
     ("falcon-180b", "megatron-core", "hgx-h100", 128),
     ("mistral-7b-v0.1", "megatron-core", "hgx-h100", 32),
+    ("mixtral-like", "megatron-core", "hgx-h100", 64),
+    ("mixtral-like", "nanotron", "hgx-h100", 8),
+    ("deepseek-like", "megatron-core", "hgx-h100", 256),
+    ("gpt-oss-like", "megatron-core", "hgx-h100", 32),
+    ("hybrid-like", "megatron-core", "hgx-h100", 16),
+    ("mamba-like", "megatron-core", "hgx-h100", 16),
+    ("cross-like", "megatron-core", "hgx-h100", 8),
 )
 UNDIVIDED = {"layers-divide-by-stages", "first-last-fits"}
+
+
+def model_of(name: str) -> ModelSpec:
+    """One of the tests' own, or of the catalogue."""
+    return MODELS[name] if name in MODELS else load_model(name)
 
 
 def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
@@ -37,13 +51,15 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
     small = (1, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
     recompute = rng.choice(RECOMPUTES)
     first_last = rng.random() < 0.3
-    switch = [rng.random() < 0.5 for _ in range(6)]
+    switch = [rng.random() < 0.5 for _ in range(7)]
     return Plan(
         tp=rng.choice(small),
         cp=rng.choice(small),
         pp=rng.choice(small),
         vpp=rng.choice(small),
         dp=rng.choice(small),
+        ep=rng.choice(small),
+        etp=rng.choice(small[:6]),
         micro_batch_size=rng.choice(small),
         global_batch_size=rng.choice((1, 7, 8, 48, 64, 96, 960, 1024)),
         schedule=rng.choice(SCHEDULES),
@@ -62,6 +78,8 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         overlap_param_gather=switch[3],
         cross_entropy_fusion=switch[4],
         cuda_graphs=switch[5],
+        moe_dispatcher=rng.choice(MOE_DISPATCHERS),
+        ep_comm_overlap=switch[6],
         dp_replicate=rng.choice((1, 1, 1, 2, 3, 4)),
         reshard_after_forward=rng.random() < 0.8,
         compile=rng.random() < 0.2,
@@ -74,7 +92,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
 def test_broken_rules_are_those_of_the_scalar_restatement(
     model_name: str, framework_name: str, cluster_name: str, num_gpus: int
 ) -> None:
-    model, framework = load_model(model_name), load_framework(framework_name)
+    model, framework = model_of(model_name), load_framework(framework_name)
     cluster = load_cluster(cluster_name, num_gpus=num_gpus)
     rng = random.Random(model_name)
     plans = [any_plan(model, rng) for _ in range(1000)]
@@ -97,7 +115,7 @@ def test_the_restatement_knows_every_rule() -> None:
     """The three named first are capabilities that every framework of SETTINGS has."""
     seen = {"framework-has-recompute", "framework-has-grad-dtype", "framework-runs-on-accelerator"}
     for model_name, framework_name, cluster_name, num_gpus in SETTINGS:
-        model, framework = load_model(model_name), load_framework(framework_name)
+        model, framework = model_of(model_name), load_framework(framework_name)
         cluster = load_cluster(cluster_name, num_gpus=num_gpus)
         rng = random.Random(0)
         for _ in range(1000):

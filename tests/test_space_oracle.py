@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from moe_models import MODELS
 from oracle_rules import broken, chunk_layers
 from parallelsim.search.grid import grid_search
 from parallelsim.search.space import SearchSpace
@@ -30,6 +31,11 @@ SPACES = (
     ("gpt2-xl", 8, 24, "megatron-core", "hgx-h100"),
     ("gpt2-xl", 8, 16, "megatron-lm-2022", "dgx-a100-80gb"),
     ("gemma2-27b", 8, 16, "megatron-core", "hgx-h100"),
+    ("llama3-8b", 8, 16, "nanotron", "hgx-h100"),
+    ("mixtral-like", 16, 4, "megatron-core", "hgx-h100"),
+    ("mixtral-like", 8, 4, "nanotron", "hgx-h100"),
+    ("deepseek-like", 16, 1, "megatron-core", "hgx-h100"),
+    ("gpt-oss-like", 8, 2, "megatron-core", "hgx-h100"),
 )
 LARGEST_MICRO_BATCH = 64
 LIGHTEST_END = 3
@@ -51,7 +57,7 @@ def degrees(cluster: ClusterSpec) -> Iterator[dict[str, int]]:
 def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[Staging]:
     """Every way to cut the layers, schedule the chunks and recompute, once each."""
     selective_helps = not framework.compute.flash_attention
-    for cut in cuts(model, pp):
+    for cut in cuts(model, framework, pp):
         largest = max(chunk_layers(model, Plan(pp=pp, **cut)) or [0])
         depths: list[tuple[str, int]] = [("none", 0), ("full", 0)]
         depths += [("selective", 0)] if selective_helps else []
@@ -61,7 +67,7 @@ def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[St
             yield {**cut, "schedule": schedule, **plan}
 
 
-def cuts(model: ModelSpec, pp: int) -> Iterator[Staging]:
+def cuts(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[Staging]:
     """Layouts and virtual stages that cut the layers, each set of chunks once."""
     for layout in LAYOUTS if pp > 1 else ("even",):
         ends = range(1, model.num_layers) if layout == "first-last" else (0,)
@@ -71,7 +77,7 @@ def cuts(model: ModelSpec, pp: int) -> Iterator[Staging]:
             for vpp in range(1, model.num_layers + 3) if pp > 1 else (1,):
                 fields = {"first_stage_layers": first, "last_stage_layers": last}
                 cut = {"layout": layout, "vpp": vpp, **fields}
-                if is_canonical_cut(model, pp, cut):
+                if is_canonical_cut(model, framework, pp, cut):
                     yield cut
 
 
@@ -82,31 +88,37 @@ def is_slightly_uneven(model: ModelSpec, pp: int, first: int, last: int) -> bool
     return rest >= 0 and all(0 <= middle - end <= LIGHTEST_END for end in (first, last))
 
 
-def is_canonical_cut(model: ModelSpec, pp: int, cut: Staging) -> bool:
-    """Whether the cut exists, and no earlier layout makes the same chunks."""
+def is_canonical_cut(
+    model: ModelSpec, framework: FrameworkSpec, pp: int, cut: Staging
+) -> bool:
+    """Whether the cut exists, and no earlier layout of the framework makes the same chunks."""
     chunks = chunk_layers(model, Plan(pp=pp, **cut))
     if chunks is None:
         return False
     plain = {"vpp": cut["vpp"], "first_stage_layers": 0, "last_stage_layers": 0}
     earlier = LAYOUTS[: LAYOUTS.index(str(cut["layout"]))]
+    earlier = tuple(name for name in earlier if name in framework.capabilities.layouts)
     others = (chunk_layers(model, Plan(pp=pp, **plain, layout=layout)) for layout in earlier)
     return chunks not in others
 
 
-def choices(framework: FrameworkSpec, degree: dict[str, int]) -> Iterator[dict[str, int | str]]:
-    """Sequence parallelism, ZeRO and kind of context parallelism, with the switches they decide."""
-    can = framework.capabilities
+def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, int | str]]:
+    """Sequence parallelism, ZeRO, kind of context parallelism and ranks of experts, with the
+    switches they decide.
+    """
+    can = space.framework.capabilities
     shards = degree["dp"] * degree["cp"]
+    spread = list(expert_choices(space, degree))
     for sequence_parallel, zero, kind in product((False, True), (0, 1, 2, 3), CP_COMM_TYPES):
         without_effect = (
             (sequence_parallel and degree["tp"] == 1)
             or (zero and shards == 1)
             or (degree["cp"] == 1 and kind != "p2p")
-            or (zero > 1 and framework.launches != "none")
+            or (zero > 1 and space.framework.launches != "none")
         )
         if not without_effect:
             reduces = can.overlap_grad_reduce and shards > 1
-            yield {
+            switches = {
                 "sequence_parallel": sequence_parallel,
                 "zero": zero,
                 "cp_comm_type": kind,
@@ -115,6 +127,31 @@ def choices(framework: FrameworkSpec, degree: dict[str, int]) -> Iterator[dict[s
                 "overlap_param_gather": reduces and can.overlap_param_gather and zero > 0,
                 "cross_entropy_fusion": can.cross_entropy_fusion,
             }
+            yield from ({**switches, **experts} for experts in spread)
+
+
+def expert_choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, int | str]]:
+    """ep and etp that deal out whole experts, with the dispatchers that can win.
+
+    ep alone is enough wherever it divides the experts over as many ranks.
+    """
+    mixtures = {layer.experts for layer, _ in space.model.layer_kinds if layer.experts}
+    can = space.framework.capabilities
+    if not mixtures:
+        yield {}
+        return
+    (experts,) = mixtures
+    number = experts.num_experts
+    for ep, etp in product(range(1, number + 1), range(1, degree["tp"] + 1)):
+        if number % ep or degree["tp"] % etp or (etp > 1 and number % (ep * etp) == 0):
+            continue
+        ranks = ep * etp
+        names = ["deepep" if ranks > space.cluster.domain_size else "all-to-all"]
+        if 1 < ranks <= experts.top_k:
+            names.append("all-gather")
+        for name in names:
+            for overlap in (False, True) if can.ep_comm_overlap else (False,):
+                yield {"ep": ep, "etp": etp, "moe_dispatcher": name, "ep_comm_overlap": overlap}
 
 
 PIPELINE_RULES = {
@@ -127,15 +164,17 @@ PIPELINE_RULES = {
     "framework-has-schedule",
     "framework-has-layout",
     "framework-has-recompute",
+    "ep-overlap-needs-interleaving",
 }
-"""They see pp, the number of micro-batches and the staging alone; the other rules see the rest."""
+"""They see pp, the number of micro-batches, the overlap of experts and the staging alone; the other
+rules see the rest."""
 
 
 def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
     """The fields beside the staging that obey the rules, with all stagings that go with them."""
     inputs = (space.model, space.cluster, space.framework)
     by_pp: dict[int, list[Staging]] = {}
-    obeying: dict[tuple[int, bool], list[Staging]] = {}
+    obeying: dict[tuple[int, bool, bool, bool], list[Staging]] = {}
     for degree in degrees(space.cluster):
         pp = degree["pp"]
         if pp not in by_pp:
@@ -143,19 +182,28 @@ def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
         for micro_batch_size in range(1, LARGEST_MICRO_BATCH + 1):
             batch = {"global_batch_size": space.global_batch_size}
             batch["micro_batch_size"] = micro_batch_size
-            for chosen in choices(space.framework, degree):
+            for chosen in choices(space, degree):
                 shared = {**degree, **batch, **chosen}
                 plan = Plan(**shared)
                 if broken(*inputs, plan) - PIPELINE_RULES:
                     continue
+                overlapped = {**shared, "ep_comm_overlap": True}
+                better = not plan.ep_comm_overlap and not (
+                    broken(*inputs, Plan(**overlapped)) - PIPELINE_RULES
+                )
                 whole_rounds = plan.num_micro_batches % pp == 0
-                if (pp, whole_rounds) not in obeying:
-                    obeying[pp, whole_rounds] = [
+                key = (pp, whole_rounds, plan.ep_comm_overlap, better)
+                if key not in obeying:
+                    obeying[key] = [
                         staging
                         for staging in by_pp[pp]
                         if not broken(*inputs, Plan(**shared, **staging)) & PIPELINE_RULES
+                        and not (
+                            better
+                            and not broken(*inputs, Plan(**overlapped, **staging)) & PIPELINE_RULES
+                        )
                     ]
-                yield shared, obeying[pp, whole_rounds]
+                yield shared, obeying[key]
 
 
 def _space(
@@ -166,7 +214,7 @@ def _space(
     cluster_name: str,
 ) -> SearchSpace:
     return SearchSpace(
-        load_model(model_name),
+        MODELS[model_name] if model_name in MODELS else load_model(model_name),
         load_cluster(cluster_name, num_gpus=num_gpus),
         load_framework(framework_name),
         global_batch_size,

@@ -98,6 +98,9 @@ def switches(plan: Plan) -> str:
     offload = plan.activation_offload_pct
     parts += [f"{offload} % of activations on the host"] if offload else []
     parts += [f"optimizer {plan.optimizer}"] if plan.optimizer != "adam" else []
+    if plan.ep * plan.etp > 1:
+        parts += [f"experts by {plan.moe_dispatcher}"]
+        parts += ["EP overlap on"] if plan.ep_comm_overlap else []
     parts += [f"{words} {'on' if getattr(plan, name) else 'off'}" for name, words in _PARTS]
     return ", ".join(parts)
 

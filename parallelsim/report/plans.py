@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +25,13 @@ OUT_OF_MEMORY = "out of memory"
 CP_MARKS = {"p2p": "", "all-gather": "g", "a2a": "a"}
 LAYOUT_MARKS = {"even": "", "embedding": "e", "loss": "l", "embedding-loss": "b", "first-last": "f"}
 """Behind the degrees of context and pipeline parallelism: how, where it is not the usual way."""
+EP_MARKS = {"all-to-all": "", "all-gather": "g", "deepep": "d"}
+OVERLAP_MARK = "o"
+"""Behind the degree of expert parallelism: how, and that its exchange is overlapped."""
 
 TIGHT_MEANS = "they may run out of memory. P(fits) says how likely each is to fit; run three steps."
 _NEAR_FIELDS = frozenset(
-    {"vpp", "layout", "first_stage_layers", "last_stage_layers", "cp_comm_type"}
+    {"vpp", "layout", "first_stage_layers", "last_stage_layers", "cp_comm_type", "moe_dispatcher"}
 )
 """Plans that differ in no other field are near variants of each other; 1F1B with and without
 virtual stages is one schedule.
@@ -40,6 +43,8 @@ _PLAN_COLUMNS = (
     Column("CP", priority=5),
     Column("PP"),
     Column("VP", priority=4),
+    Column("EP"),
+    Column("ETP", priority=4),
     Column("DP"),
     Column("MB"),
     Column("SP", priority=7),
@@ -98,6 +103,10 @@ def legend(*simulations: Simulation) -> list[str]:
     shown |= {f"Z /{n}": f"{n} shard groups" for n in replicas}
     kept = any(not plan.reshard_after_forward for plan in plans)
     shown |= {"Z k": "parameters kept until backward"} if kept else {}
+    spread = [p for p in plans if p.ep * p.etp > 1]
+    shown |= {f"EP {EP_MARKS[p.moe_dispatcher]}": p.moe_dispatcher for p in spread}
+    if any(p.ep_comm_overlap for p in spread):
+        shown[f"EP {OVERLAP_MARK}"] = "overlapped"
     marks = [f"{mark} = {name}" for mark, name in shown.items() if not mark.endswith(" ")]
     return ([", ".join(marks)] if marks else []) + _schedules(plans)
 
@@ -116,7 +125,8 @@ def print_ranked(simulation: Simulation, *, all_variants: bool = True) -> None:
     """The safe plans, best first; without ``all_variants`` at most two of each set of near ones."""
     shown = range(len(simulation.plans)) if all_variants else without_near_variants(simulation)
     columns = (*_PLAN_COLUMNS, *_MEMORY_COLUMNS, _LOSS_COLUMN)
-    left_out = print_table(columns, [_cells(simulation, i) for i in shown], bold_rows=1)
+    rows = [_cells(simulation, i) for i in shown]
+    left_out = print_table(*_without_unused(columns, rows), bold_rows=1)
     if hidden := len(simulation.plans) - len(shown):
         print_line(
             f"{hidden} near variant{'s' if hidden > 1 else ''} not shown "
@@ -153,7 +163,20 @@ def print_tight(
             gain = f"{best_step_time_s / float(simulation.step_time_s[i]) - 1:+.1%}"
         _, *cells, _ = _cells(simulation, i)
         rows.append([str(first_rank + i), *cells, gain, f"{float(simulation.p_fits[i]):.0%}"])
-    print_table((*_PLAN_COLUMNS, *_MEMORY_COLUMNS, *_TIGHT_COLUMNS), rows)
+    print_table(*_without_unused((*_PLAN_COLUMNS, *_MEMORY_COLUMNS, *_TIGHT_COLUMNS), rows))
+
+
+def _without_unused(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]]
+) -> tuple[list[Column], list[list[str]]]:
+    """The table without the degrees of experts that are 1 in every plan."""
+    unused = [
+        i
+        for i, column in enumerate(columns)
+        if column.header in ("EP", "ETP") and all(row[i] == "1" for row in rows)
+    ]
+    keep = [i for i in range(len(columns)) if i not in unused]
+    return [columns[i] for i in keep], [[row[i] for i in keep] for row in rows]
 
 
 def _cells(simulation: Simulation, i: int) -> list[str]:
@@ -164,7 +187,9 @@ def _cells(simulation: Simulation, i: int) -> list[str]:
         str(plan.tp),
         f"{plan.cp}{CP_MARKS[plan.cp_comm_type]}",
         f"{plan.pp}{LAYOUT_MARKS[plan.layout]}",
-        *(str(value) for value in (plan.vpp, plan.dp, plan.micro_batch_size)),
+        str(plan.vpp),
+        _expert_ranks(plan),
+        *(str(value) for value in (plan.etp, plan.dp, plan.micro_batch_size)),
         "y" if plan.sequence_parallel else "n",
         zero_marks(plan),
         plan.recompute_label,
@@ -179,6 +204,14 @@ def _cells(simulation: Simulation, i: int) -> list[str]:
         f"{float(simulation.memory_use_frac[i]):.0%}",
         f"{label(loss)} {share:.0%}" if loss else "-",
     ]
+
+
+def _expert_ranks(plan: Plan) -> str:
+    """The degree of expert parallelism with its marks."""
+    if plan.ep * plan.etp == 1:
+        return "1"
+    mark = OVERLAP_MARK if plan.ep_comm_overlap else ""
+    return f"{plan.ep}{EP_MARKS[plan.moe_dispatcher]}{mark}"
 
 
 def time_terms(simulation: Simulation, i: int) -> dict[str, float]:
@@ -203,7 +236,7 @@ def first_with_other_degrees(simulation: Simulation) -> int:
     1 where all have the same, 0 where there is only one plan.
     """
     plans = list(simulation.plans)
-    names = ("tp", "cp", "pp", "dp", "micro_batch_size")
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch_size")
     for index, plan in enumerate(plans):
         if any(getattr(plan, name) != getattr(plans[0], name) for name in names):
             return index
