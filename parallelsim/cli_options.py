@@ -23,7 +23,7 @@ from parallelsim.cli_values import (
     whole_number,
 )
 from parallelsim.errors import PlanError
-from parallelsim.plan import CHOICES, PRECISIONS
+from parallelsim.plan import CHOICES, MODULES, PRECISIONS
 from parallelsim.planfile import MAX_BATCH, MAX_GPUS
 
 SEARCHERS = ("grid",)
@@ -231,8 +231,9 @@ def plan_options(command: Command) -> Command:
             add = click.option(
                 flag, type=whole_number(0, 2**31), metavar="N", help=_PLAN_HELP[name]
             )
-        elif name == "recompute":
-            add = click.option(flag, metavar="R", help=_PLAN_HELP[name])
+        elif name in ("recompute", "recompute_modules"):
+            metavar = "R" if name == "recompute" else "M+M"
+            add = click.option(flag, metavar=metavar, help=_PLAN_HELP[name])
         else:
             add = click.option(flag, type=click.Choice(CHOICES[name]), help=_PLAN_HELP[name])
         with_plan = add(with_plan)
@@ -255,8 +256,12 @@ _PLAN_HELP: Mapping[str, str] = {
     "sequence_parallel": "Shard norms and activations between tensor-parallel regions.",
     "zero": "0: all replicated; 1: optimizer sharded; 2: gradients too; 3: parameters too.",
     "recompute": "none, selective, full, or full:N (N layers of each virtual stage).",
+    "recompute_modules": "With selective: "
+    + " + ".join(MODULES)
+    + ", or some of them in this order.",
     "grad_dtype": "Format in which gradients are accumulated and reduced.",
     "cp_comm_type": "Context-parallel communication.",
+    "cp_a2a": "Ranks that deal out heads among them, with cp_comm_type a2a+p2p.",
     "tp_comm_overlap": "Overlap tensor-parallel collectives with GEMMs (user buffers).",
     "overlap_grad_reduce": "Reduce gradients while the backward pass runs.",
     "overlap_param_gather": "Gather parameters while the forward pass runs.",
@@ -264,6 +269,7 @@ _PLAN_HELP: Mapping[str, str] = {
     "cuda_graphs": "Launch layers as CUDA graphs.",
     "moe_dispatcher": "How tokens reach their experts.",
     "ep_comm_overlap": "Send one micro-batch's tokens to experts while another computes.",
+    "fp8_param_gather": "Keep and gather the weights of fp8 GEMMs in fp8 alone.",
     "dp_replicate": "Replicas of the groups that zero 2 and 3 shard over (HSDP).",
     "reshard_after_forward": "With zero 3: free gathered parameters after the forward pass.",
     "compile": "Run layers through a compiler (torch.compile).",

@@ -171,7 +171,9 @@ def _value(name: str, text: str) -> Value:
     if value is None:
         expected = "a whole number" if kind == "int" else "true or false"
         raise PlanError(f"{name} must be {expected}, got {shown(text)}")
-    if name != "recompute_num_layers":
+    if name == "recompute_modules":
+        Plan.from_dict({"recompute": "selective", name: value})
+    elif name != "recompute_num_layers":
         Plan.from_dict({name: value})  # range and choice, in the words of the plan itself
     return value
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelsim.cluster import COLLECTIVES, ClusterSpec, CollectiveFit, Tier
-from parallelsim.operators import FloatArray, IntArray
+from parallelsim.operators import FloatArray, IntArray, distinct_copies
 
 BoolArray = NDArray[np.bool_]
 
@@ -118,16 +118,19 @@ class Network:
         per_node: BoolArray,
         reached: FloatArray,
     ) -> FloatArray:
-        """Seconds for every rank to send each of its tokens to ``copies`` ranks of the group.
+        """Seconds for every rank to send each of its tokens to ``copies`` experts of the group.
 
-        t = max( inside: K S (r - 1)/r, across: q S (k - 1)/k / (eta_a B) + alpha k ) with r ranks
-        in a domain and k domains; q = K, or k (1 - (1 - 1/k)^K) where a token crosses to each
-        domain once (``per_node``), at most the share ``reached`` of them. docs/equations.md T16.
+        t = max( inside: c S (r - 1)/r, across: q S (k - 1)/k / (eta_a B) + alpha k ) with r ranks
+        in a domain, k domains and n = r k; c = q = K, or c = n (1 - (1 - 1/n)^K) and
+        q = k (1 - (1 - 1/k)^K) where a token goes to each rank, and crosses to each domain, once
+        (``per_node``), at most the share ``reached`` of them. docs/equations.md T16.
         """
-        time = self._inside("all_to_all", copies * token_bytes, group.per_tier[0])
+        distinct = distinct_copies(group.per_tier[-1], copies)
+        sent = np.where(per_node, distinct, copies)
+        time = self._inside("all_to_all", sent * token_bytes, group.per_tier[0])
         for below, within, tier in self._outer_tiers(group):
             k = within / below
-            domains = np.minimum(k * (1 - (1 - 1 / k) ** copies), np.maximum(reached * k, 1.0))
+            domains = np.minimum(distinct_copies(k, copies), np.maximum(reached * k, 1.0))
             sent = np.where(per_node, domains, copies)
             share = np.where(per_node, PER_NODE_SHARE, ALL_TO_ALL_SHARE)
             rate = share * tier.bandwidth_bytes_per_s * tier.efficiency

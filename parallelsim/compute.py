@@ -24,8 +24,11 @@ SOFTMAX_BYTES = {"fused": (4.0, 6.0), "fused-dropout": (9.0, 11.0), "eager": (28
 """Bytes moved for each attention score, forward and backward, without flash attention (T3)."""
 STREAM_EFFICIENCY = 0.75
 """Share of memory bandwidth of plain streaming kernels, docs/equations.md T4."""
-GROUPED_M0 = 200.0
-"""m0 of grouped GEMMs: rows lost for each expert (docs/equations.md T15)."""
+GROUPED_EXPONENT = 1.5
+"""How far the experts' products hide the traffic of their weights: 1 not at all, infinity fully
+(docs/equations.md T15)."""
+GROUPED_MEMORY_EFFICIENCY = 0.8
+"""Share of memory bandwidth of the experts' weights and tokens (docs/equations.md T15)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +88,22 @@ def gemm_time(
 
     Neglects: tile and wave quantisation (no gain on whole steps), layouts other than the forward's.
     """
+    m, n, k, reads = gemm
+    return _product_time(accelerator, rates, precision, (m, n, k), m * k / reads + n * k)
+
+
+def _product_time(
+    accelerator: AcceleratorSpec,
+    rates: GemmRates,
+    precision: IntArray,
+    shape: tuple[FloatArray, FloatArray, FloatArray],
+    read: FloatArray,
+) -> FloatArray:
+    """:func:`gemm_time` of m, n, k with ``read`` elements of both inputs in memory."""
     fit = accelerator.gemm
-    m, n, k = gemm
+    m, n, k = shape
     flops = 2.0 * (m + fit.m0) * (n + fit.n0) * (k + rates.k0[precision])
-    moved = rates.bytes_in[precision] * (m * k + n * k) + rates.bytes_out[precision] * m * n
+    moved = rates.bytes_in[precision] * read + rates.bytes_out[precision] * m * n
     memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
     return np.maximum(flops / rates.flops[precision], moved / memory) + fit.launch_s
 
@@ -99,8 +114,10 @@ def gemm_backward_time(
     """Seconds of both backward GEMMs: input gradient (m, k, n) and weight gradient 1.06 (n, k,
     m).
     """
-    m, n, k = gemm
-    input_gradient = gemm_time(accelerator, rates, precision, Gemm(m, k, n))
+    m, n, k, reads = gemm
+    # The input gradient of a convolution is one too: k / reads values out of windows of n reads.
+    turned = Gemm(m, k / reads, n * reads, reads)
+    input_gradient = gemm_time(accelerator, rates, precision, turned)
     return input_gradient + weight_gradient_time(accelerator, rates, precision, gemm)
 
 
@@ -108,26 +125,56 @@ def weight_gradient_time(
     accelerator: AcceleratorSpec, rates: GemmRates, precision: IntArray, gemm: Gemm
 ) -> FloatArray:
     """Seconds of the weight gradient alone: what a split backward can put off."""
-    m, n, k = gemm
-    return WGRAD_RATIO * gemm_time(accelerator, rates, precision, Gemm(n, k, m))
+    m, n, k, reads = gemm
+    read = n * m + k * m / reads
+    return WGRAD_RATIO * _product_time(accelerator, rates, precision, (n, k, m), read)
 
 
 def grouped_gemm_time(
     accelerator: AcceleratorSpec, rates: GemmRates, precision: IntArray, gemm: GroupedGemm
 ) -> FloatArray:
-    """Seconds of the experts' products in one kernel (docs/equations.md T15).
+    """Seconds of c experts' products one after the other, forward or input gradient.
 
-    t = max( c 2 (m + 200) (n + n0) (k + k0) / (P e_max g), bytes / (B b_w) ) + t0
+    t = c ( (F^p + M^p)^(1/p) + t0 ), F = 2 m (n + n0) (k + k0) / (P e_max g), M = bytes / (0.8 B)
 
-    with c products and the 16-bit n0, k0. Neglects: experts of unequal size inside a rank.
+    p = 1.5, n0 and k0 of the 16-bit GEMM (docs/equations.md T15). Neglects: experts of unequal size
+    inside a rank.
     """
-    fit = accelerator.gemm
-    products, m, n, k = gemm
-    flops = products * 2.0 * (m + GROUPED_M0) * (n + fit.n0) * (k + fit.k0)
-    read = rates.bytes_in[precision] * (m * k + n * k)
-    moved = products * (read + rates.bytes_out[precision] * m * n)
-    memory = accelerator.memory_bandwidth_bytes_per_s * fit.memory_efficiency
-    return np.maximum(flops / rates.flops[precision], moved / memory) + fit.launch_s
+    m, n, k = gemm.m, gemm.n, gemm.k
+    moved = rates.bytes_in[precision] * (m * k + n * k) + rates.bytes_out[precision] * m * n
+    return _products_time(accelerator, rates, precision, gemm, moved)
+
+
+def grouped_weight_gradient_time(
+    accelerator: AcceleratorSpec,
+    rates: GemmRates,
+    precision: IntArray,
+    gemm: GroupedGemm,
+    gradient_bytes: FloatArray,
+) -> FloatArray:
+    """Seconds of the experts' weight gradients (n, k, m), each added to the gradient in memory.
+
+    The form of :func:`grouped_gemm_time`; ``gradient_bytes`` of an element are read and written,
+    which is what a few tokens an expert wait for.
+    """
+    m, n, k = gemm.m, gemm.n, gemm.k
+    moved = rates.bytes_in[precision] * m * (n + k) + gradient_bytes * n * k
+    return _products_time(accelerator, rates, precision, gemm, moved)
+
+
+def _products_time(
+    accelerator: AcceleratorSpec,
+    rates: GemmRates,
+    precision: IntArray,
+    gemm: GroupedGemm,
+    moved: FloatArray,
+) -> FloatArray:
+    """The form of :func:`grouped_gemm_time` with the bytes that one product moves."""
+    fit, p = accelerator.gemm, GROUPED_EXPONENT
+    flops = 2.0 * gemm.m * (gemm.n + fit.n0) * (gemm.k + fit.k0)
+    compute = flops / rates.flops[precision]
+    memory = moved / (accelerator.memory_bandwidth_bytes_per_s * GROUPED_MEMORY_EFFICIENCY)
+    return gemm.num_products * ((compute**p + memory**p) ** (1 / p) + fit.launch_s)
 
 
 def attention_time(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -23,20 +23,19 @@ from parallelsim.collectives import Network
 from parallelsim.compute import (
     FP8_CAST_FACTOR,
     STREAM_EFFICIENCY,
-    WGRAD_RATIO,
     GemmRates,
     attention_time,
     gemm_backward_time,
     gemm_rates,
     gemm_time,
     grouped_gemm_time,
+    grouped_weight_gradient_time,
     memory_bound_time,
     weight_gradient_time,
 )
 from parallelsim.exposure import (
-    A2A,
-    P2P,
     Exposed,
+    collective_exposed,
     context_parallel_exposed,
     expert_exchange,
     head_tensor_parallel_exposed,
@@ -57,9 +56,14 @@ from parallelsim.operators import (
     rank_vocab,
 )
 from parallelsim.plan import PlanBatch, code
-from parallelsim.savedtensors import embedding_bytes, gathered_bytes, loss_bytes
+from parallelsim.savedtensors import (
+    checkpoint_bytes,
+    embedding_bytes,
+    gathered_bytes,
+    loss_bytes,
+)
 from parallelsim.selective import repeated_seconds, selective_bytes
-from parallelsim.sublayers import Work, work
+from parallelsim.sublayers import Repeat, Work, mean_input, work
 
 GRADIENT_ACCUMULATION_BYTES = (10.0, 6.0)
 """Moved for each parameter and micro-batch where weight gradients are added outside the GEMM, with
@@ -81,6 +85,7 @@ class LayerCosts:
     memory_bound_s: FloatArray
     host_s: FloatArray
     tp_exposed_s: FloatArray
+    """With the collectives that custom operators name."""
     cp_exposed_s: FloatArray
     ep_exposed_s: FloatArray
     """Dispatch and combine of experts' tokens."""
@@ -93,6 +98,8 @@ class LayerCosts:
     saved_bytes: FloatArray
     restored_bytes: FloatArray
     """Saved tensors that selective recompute brings back for the backward pass."""
+    largest_saved_bytes: FloatArray
+    """Of the kind of layer that saves most."""
     parameters: FloatArray
     """Without routed experts."""
     expert_parameters: FloatArray
@@ -153,12 +160,14 @@ def layer_costs(
         (count / total, _one_layer(model, layer, network, framework, rates, keys))
         for layer, count in kinds
     ]
-    return LayerCosts(
+    mean = LayerCosts(
         **{
             f.name: _sum(share * getattr(c, f.name) for share, c in parts)
             for f in fields(LayerCosts)
         }
     )
+    largest = functools.reduce(np.maximum, (c.saved_bytes for _, c in parts))
+    return replace(mean, largest_saved_bytes=largest)
 
 
 def _leading_costs(
@@ -222,7 +231,7 @@ def _one_layer(
     backward, host_f, host_b = zeros, zeros, zeros
     for part in layer.sublayers:
         asked = work(model, layer, part, framework, network.cluster.accelerator, keys)
-        one, one_b = _sublayer_costs(model, asked, network, framework, rates, keys)
+        one, one_b = _sublayer_costs(model, layer, asked, network, framework, rates, keys)
         total = {name: value + one[name] for name, value in total.items()}
         backward = backward + one_b
         launch_f, launch_b = _launches(framework, asked, keys)
@@ -236,6 +245,7 @@ def _one_layer(
 
 def _sublayer_costs(
     model: ModelSpec,
+    layer: Layer,
     asked: Work,
     network: Network,
     framework: FrameworkSpec,
@@ -244,17 +254,27 @@ def _sublayer_costs(
 ) -> tuple[dict[str, FloatArray], FloatArray]:
     """(columns of :class:`LayerCosts` without launches, backward seconds) of one sub-layer."""
     zeros = np.zeros(len(keys.tp))
-    gemm_f, gemm_b, gemm_w = _products(asked, network.cluster.accelerator, rates, keys)
+    gemm_f, gemm_b, gemm_w = _products(asked, network.cluster.accelerator, framework, rates, keys)
     memory_f, memory_b = _memory_bound(asked, network, framework, keys)
     attention_f, attention_b = zeros, zeros
-    tensor = keys.element_bytes * keys.tokens(model) * model.hidden_size
+    tensor = keys.element_bytes * keys.tokens(model, layer) * model.hidden_size
     tp = tensor_parallel_exposed(tensor, asked.tp_regions, framework.overlap, network, keys)
+    for collective in asked.collectives:
+        tp = tp.plus(collective_exposed(collective, framework.overlap, network, keys))
     cp = Exposed(zeros, zeros)
     if asked.core is not None:
         attention_f, attention_b = _attention(asked.core, model, network, framework, keys)
         cp = context_parallel_exposed(
             asked.core, framework.overlap, network, keys, (attention_f, attention_b)
         )
+    again = repeated_seconds(framework, keys, gemm_f, attention_f, memory_f)
+    spared = zeros
+    for repeat in asked.repeats:
+        chosen = keys.recomputes(repeat.module)
+        if chosen.any():
+            once = _repeat_time(repeat, network, framework, rates, keys)
+            again = again + np.where(chosen, once, 0.0)
+            spared = spared + np.where(chosen, repeat.saved_bytes, 0.0)
     ep = zeros
     if asked.exchange is not None:
         ep = expert_exchange(asked.exchange, framework.overlap, network, keys)
@@ -268,10 +288,11 @@ def _sublayer_costs(
         "tp_exposed_s": tp.forward_s + tp.backward_s,
         "cp_exposed_s": cp.forward_s + cp.backward_s,
         "ep_exposed_s": 2 * ep,
-        "selective_s": repeated_seconds(framework, keys, gemm_f, attention_f, memory_f),
+        "selective_s": again,
         "forward_s": gemm_f + attention_f + memory_f + tp.forward_s + cp.forward_s + ep,
         "weight_s": gemm_w,
-        "saved_bytes": kept,
+        "saved_bytes": kept - spared,
+        "largest_saved_bytes": kept - spared,
         "restored_bytes": restored,
         "parameters": asked.parameters,
         "expert_parameters": asked.expert_parameters + zeros,
@@ -283,7 +304,11 @@ def _sublayer_costs(
 
 
 def _products(
-    asked: Work, accelerator: AcceleratorSpec, rates: GemmRates, keys: OperatorKeys
+    asked: Work,
+    accelerator: AcceleratorSpec,
+    framework: FrameworkSpec,
+    rates: GemmRates,
+    keys: OperatorKeys,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Seconds of all GEMMs: forward, backward, and the weight gradients' part of backward.
 
@@ -299,10 +324,14 @@ def _products(
         backward = backward + gemm_backward_time(accelerator, rates, precision, gemm)
         weight = weight + weight_gradient_time(accelerator, rates, precision, gemm)
     for grouped in asked.grouped_gemms:
-        once = grouped_gemm_time(accelerator, rates, keys.precision, grouped)
-        forward = forward + once
-        backward = backward + (1 + WGRAD_RATIO) * once
-        weight = weight + WGRAD_RATIO * once
+        inputs = grouped._replace(n=grouped.k, k=grouped.n)
+        once = grouped_weight_gradient_time(
+            accelerator, rates, keys.precision, grouped, _gradient_traffic(framework, keys)
+        )
+        forward = forward + grouped_gemm_time(accelerator, rates, keys.precision, grouped)
+        backward = backward + once
+        backward = backward + grouped_gemm_time(accelerator, rates, keys.precision, inputs)
+        weight = weight + once
     return forward, backward, weight
 
 
@@ -319,13 +348,42 @@ def _frozen_products(
         turned = Gemm(gemm.m, gemm.k, gemm.n)
         backward = backward + gemm_time(accelerator, rates, precision, turned)
     for grouped in asked.grouped_gemms:
-        once = grouped_gemm_time(accelerator, rates, keys.precision, grouped)
-        forward, backward = forward + once, backward + once
+        inputs = grouped._replace(n=grouped.k, k=grouped.n)
+        forward = forward + grouped_gemm_time(accelerator, rates, keys.precision, grouped)
+        backward = backward + grouped_gemm_time(accelerator, rates, keys.precision, inputs)
     for gemm in asked.adapters:
         forward = forward + gemm_time(accelerator, rates, in_16_bit, gemm)
         backward = backward + gemm_backward_time(accelerator, rates, in_16_bit, gemm)
         weight = weight + weight_gradient_time(accelerator, rates, in_16_bit, gemm)
     return forward, backward, weight
+
+
+def _repeat_time(
+    repeat: Repeat,
+    network: Network,
+    framework: FrameworkSpec,
+    rates: GemmRates,
+    keys: OperatorKeys,
+) -> FloatArray:
+    """Seconds of one part of the forward pass run again; neglects its launches."""
+    accelerator = network.cluster.accelerator
+    time = memory_bound_time(accelerator, framework, repeat.forward_bytes)
+    for gemm in repeat.gemms:
+        time = time + gemm_time(accelerator, rates, keys.precision, gemm)
+    return time
+
+
+def _gradient_traffic(framework: FrameworkSpec, keys: OperatorKeys) -> FloatArray:
+    """Bytes of a weight's gradient that its GEMM moves: read, added to and written in the type of
+    the gradients, or written alone in 16 bits where the addition is a pass of its own.
+    """
+    if not framework.compute.fused_grad_accumulation:
+        return np.full(len(keys.tp), 2.0)
+    memory = framework.memory
+    held = np.where(
+        keys.grad_dtype == FP32_GRADIENTS, memory.grad_bytes_fp32, memory.grad_bytes_bf16
+    )
+    return 2.0 * held
 
 
 def sixteen_bit(keys: OperatorKeys) -> IntArray:
@@ -340,10 +398,8 @@ def _attention(
     framework: FrameworkSpec,
     keys: OperatorKeys,
 ) -> tuple[FloatArray, FloatArray]:
-    core = core._replace(
-        local_seq_length=np.where(keys.cp_comm_type == A2A, core.seq_length, core.local_seq_length)
-    )
-    steps = np.where(keys.cp_comm_type == P2P, keys.cp, 1).astype(np.float64)
+    core = core._replace(local_seq_length=core.local_seq_length * keys.dealt)
+    steps = keys.ring
     dropout = model.attention_dropout > 0
     return attention_time(
         network.cluster.accelerator, framework, core, steps, dropout=dropout
@@ -376,7 +432,9 @@ def _launches(
     """CPU seconds to launch one sub-layer, forward and backward (docs/equations.md T6, T15).
 
     c share (1 + a [tp > 1] + b [cp > 1]), and for experts their own: c_e + n_local c_1 (twice that
-    backward) and the wait for the tokens' counts. The layer's stall is (gpu^p + cpu^p)^(1/p) - gpu.
+    backward) and, unless a capacity fixes the shapes, the wait for the tokens' counts. Graphs hold
+    a whole layer of fixed shapes, else not its experts. The layer's stall is (gpu^p + cpu^p)^(1/p)
+    - gpu.
     """
     host = framework.host
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
@@ -386,10 +444,14 @@ def _launches(
     forward = asked.host_share * host.layer_forward_s * factor
     backward = asked.host_share * host.layer_backward_s * factor
     if asked.exchange is not None:
-        kept = np.where(graphs, host.experts_graph_factor, 1.0)
+        fixed = asked.fixed_shapes
+        left = host.cuda_graph_factor if fixed else host.experts_graph_factor
+        kept = np.where(graphs, left, 1.0)
+        sync = 0.0 if fixed else host.dropless_sync_s
         each = host.local_expert_s * asked.num_local_experts
-        forward = forward + kept * (host.experts_forward_s + each) + host.dropless_sync_s
-        backward = backward + kept * (host.experts_backward_s + 2 * each)
+        each = each * np.where(graphs & fixed, left, 1.0)
+        forward = forward + kept * host.experts_forward_s + each + sync
+        backward = backward + kept * host.experts_backward_s + 2 * each
     return forward, backward
 
 
@@ -429,7 +491,7 @@ def edge_costs(
     loss = memory_bound_time(accelerator, framework, passes * 4.0 * tokens * vocab)
     exposed = head_tensor_parallel_exposed(model, framework.overlap, network, keys)
     group = network.group(keys.tp, np.ones(len(keys.tp)))
-    tensor = keys.element_bytes * tokens * h
+    tensor = keys.element_bytes * tokens * h * (model.embedded_seq_length / model.seq_length)
     embedding_forward = memory_bound_time(accelerator, framework, 2.0 * tensor)
     embedding_forward = embedding_forward + network.reduce_scatter(tensor, group)
     output_parameters, head_parameters = rank_head_parameters(model, keys)
@@ -444,11 +506,55 @@ def edge_costs(
         embedding_parameters=rank_embedding_parameters(model, keys),
         output_parameters=output_parameters,
         head_parameters=head_parameters,
-        checkpoint_bytes=tensor / keys.sequence_shards,
+        checkpoint_bytes=checkpoint_bytes(
+            model, keys, mean_input(model, framework, accelerator, keys)
+        ),
         embedding_bytes=embedding_bytes(model, keys),
         gathered_bytes=gathered_bytes(model, keys),
         loss_bytes=heads * loss_bytes(model, framework, keys),
     )
+
+
+def _with_custom_edges(
+    edge: EdgeCosts,
+    model: ModelSpec,
+    network: Network,
+    framework: FrameworkSpec,
+    keys: OperatorKeys,
+) -> EdgeCosts:
+    """The input and output operators beside the vocabulary's table and logits, or in their place.
+
+    What output operators save lives while the loss is computed, as logits do.
+    """
+    before, after = (
+        layer_costs([(Layer(custom=part, num_norms=0), 1)], model, network, framework, keys)
+        if part
+        else None
+        for part in (model.input_operators, model.output_operators)
+    )
+    zeros = np.zeros(len(keys.tp))
+    if not model.vocab_size:
+        names = ["embedding_s", "embedding_forward_s", "head_s", "head_forward_s"]
+        names += ["head_weight_s", "embedding_bytes", "loss_bytes"]
+        edge = replace(edge, **dict.fromkeys(names, zeros))
+    if before:
+        edge = replace(
+            edge,
+            embedding_s=edge.embedding_s + before.total_s,
+            embedding_forward_s=edge.embedding_forward_s + before.forward_s,
+            embedding_parameters=edge.embedding_parameters + before.parameters,
+            embedding_bytes=edge.embedding_bytes + before.saved_bytes,
+        )
+    if after:
+        edge = replace(
+            edge,
+            head_s=edge.head_s + after.total_s,
+            head_forward_s=edge.head_forward_s + after.forward_s,
+            head_weight_s=edge.head_weight_s + after.weight_s,
+            head_parameters=edge.head_parameters + after.parameters,
+            loss_bytes=edge.loss_bytes + after.saved_bytes,
+        )
+    return edge
 
 
 def _sum(terms: Iterable[FloatArray]) -> FloatArray:
@@ -481,7 +587,7 @@ class CostTable:
         keys = OperatorKeys(*digits)
         inputs = (model, self.network, framework, keys)
         self.layer = layer_costs(model.main_kinds, *inputs)
-        self.edge = edge_costs(*inputs)
+        self.edge = _with_custom_edges(edge_costs(*inputs), *inputs)
         self.layer_total_s = self.layer.total_s
         self.first = _leading_costs(self.layer, *inputs) if model.leading_kinds else None
         """What the leading layers cost beyond as many others; on the first stage."""
@@ -516,6 +622,7 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.sequence_parallel,
         plans.precision,
         plans.cp_comm_type,
+        plans.cp_a2a,
         plans.tp_comm_overlap,
         plans.cross_entropy_fusion,
         plans.cuda_graphs,
@@ -525,7 +632,7 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.moe_dispatcher,
         plans.ep_comm_overlap,
         plans.compile,
-        (plans.recompute == SELECTIVE).astype(np.int64),
+        np.where(plans.recompute == SELECTIVE, 1 + plans.recompute_modules, 0),
     ]
 
 

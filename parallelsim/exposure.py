@@ -13,7 +13,7 @@ from parallelsim.framework import OverlapFacts
 from parallelsim.model import ModelSpec
 from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, IntArray, OperatorKeys
 from parallelsim.plan import code
-from parallelsim.sublayers.work import Exchange
+from parallelsim.sublayers.work import Collective, Exchange
 
 RING_HOP_S = 20e-6
 """Launch and synchronisation of one step of the context-parallel ring (docs/equations.md T10)."""
@@ -23,8 +23,7 @@ BACKWARD_SHARE = 0.66
 FORWARD_SHARE = 0.33
 """Of a micro-batch's time on a stage: what gradients and parameters can hide behind (T13)."""
 
-P2P = code("cp_comm_type", "p2p")
-A2A = code("cp_comm_type", "a2a")
+GATHERED = code("cp_comm_type", "all-gather")
 ALL_GATHER = code("moe_dispatcher", "all-gather")
 DEEPEP = code("moe_dispatcher", "deepep")
 
@@ -34,6 +33,10 @@ class Exposed(NamedTuple):
 
     forward_s: FloatArray
     backward_s: FloatArray
+
+    def plus(self, other: Exposed) -> Exposed:
+        """The sum of both."""
+        return Exposed(self.forward_s + other.forward_s, self.backward_s + other.backward_s)
 
 
 def tensor_parallel_exposed(
@@ -51,12 +54,35 @@ def tensor_parallel_exposed(
     gather = network.all_gather(shrink * tensor, group, TP_NIC_SHARE)
     scatter = network.reduce_scatter(tensor, group, TP_NIC_SHARE)
     reduce = network.all_reduce(tensor, group, TP_NIC_SHARE)
-    redone = 0.5 if regions else 0.0
+    redone = 0.5 * np.ceil(regions)
     sharded = keys.sequence_parallel > 0
     share = np.where(keys.tp_comm_overlap > 0, overlap.tp_exposed_user_buffers, overlap.tp_exposed)
     forward = np.where(sharded, regions * (gather + scatter), regions * reduce)
     backward = np.where(sharded, (regions + redone) * gather + regions * scatter, regions * reduce)
     return Exposed(share * forward, share * backward)
+
+
+def collective_exposed(
+    moved: Collective, overlap: OverlapFacts, network: Network, keys: OperatorKeys
+) -> Exposed:
+    """A collective of a custom operator, and its counterpart in the backward pass.
+
+    Over tp as much is hidden as of other tensor-parallel collectives; over dp, the GPUs outside tp
+    and cp, nothing: the layer waits for the batch's statistics. With pp > 1 that group is an upper
+    bound: it counts all stages.
+    """
+    ones = np.ones(len(keys.tp))
+    if moved.group == "tp":
+        group, share = network.group(keys.tp, ones), overlap.tp_exposed
+    else:
+        inner = keys.tp * keys.cp
+        group, share = network.group(network.cluster.num_gpus / inner, inner), 1.0
+    gather = share * network.all_gather(moved.num_bytes, group)
+    scatter = share * network.reduce_scatter(moved.num_bytes, group)
+    if moved.kind == "all-reduce":
+        reduce = share * network.all_reduce(moved.num_bytes, group)
+        return Exposed(reduce, reduce)
+    return Exposed(gather, scatter) if moved.kind == "all-gather" else Exposed(scatter, gather)
 
 
 def head_tensor_parallel_exposed(
@@ -81,29 +107,30 @@ def context_parallel_exposed(
 ) -> Exposed:
     """Exchange of keys and values (or heads) between the context-parallel ranks of one layer.
 
-    p2p ring: r = (cp - 1) (kv bytes / B + 20 us) forward, twice the bytes backward; hidden behind
-    the attention of (cp - 1)/cp of the steps, but a share of r always shows (T10).
+    p2p ring: r = (n - 1) (kv bytes / B + 20 us) forward, twice the bytes backward, with n = cp;
+    hidden behind the attention of (n - 1)/n of the steps, but a share of r always shows (T10).
     all-gather: keys and values gathered forward and backward, gradients reduce-scattered; not
     hidden. a2a: Q, K, V and the output re-sharded from sequence to heads and back, forward and
-    backward; not hidden.
+    backward; not hidden. a2a+p2p: the exchange among cp_a2a neighbours, then a ring of
+    n = cp / cp_a2a groups; a rank passes on as many bytes, of fewer heads and more tokens.
     """
-    cp = keys.cp.astype(np.float64)
+    cp, n = keys.cp.astype(np.float64), keys.ring
     rate, _ = network.p2p_rate(keys.tp * keys.cp)
     group = network.group(keys.cp, keys.tp)
 
-    ring_forward = (cp - 1) * (core.kv_bytes / rate + RING_HOP_S)
-    ring_backward = (cp - 1) * (2 * core.kv_bytes / rate + RING_HOP_S)
-    hidden = (cp - 1) / cp
+    ring_forward = (n - 1) * (core.kv_bytes / rate + RING_HOP_S)
+    ring_backward = (n - 1) * (2 * core.kv_bytes / rate + RING_HOP_S)
+    hidden = (n - 1) / n
     ring = [
         np.maximum(ring - attention * hidden, 0.0) + overlap.cp_exposed_floor * ring
         for ring, attention in zip((ring_forward, ring_backward), attention_s, strict=True)
     ]
     gather = network.all_gather(core.kv_bytes * cp, group)
     scatter = network.reduce_scatter(core.kv_bytes * cp, group)
-    exchange = network.all_to_all(core.io_bytes, group)
-    kind = keys.cp_comm_type
-    forward = np.where(kind == P2P, ring[0], np.where(kind == A2A, exchange, gather))
-    backward = np.where(kind == P2P, ring[1], np.where(kind == A2A, exchange, gather + scatter))
+    exchange = network.all_to_all(core.io_bytes, network.group(keys.dealt, keys.tp))
+    gathers = keys.cp_comm_type == GATHERED
+    forward = np.where(gathers, gather, exchange + ring[0])
+    backward = np.where(gathers, gather + scatter, exchange + ring[1])
     alone = keys.cp == 1
     return Exposed(np.where(alone, 0.0, forward), np.where(alone, 0.0, backward))
 
@@ -122,9 +149,8 @@ def expert_exchange(
     group = network.group(keys.ep, keys.etp)
     per_node = keys.moe_dispatcher == DEEPEP
     limit = np.where(per_node, exchange.node_share, 1.0)
-    one_way = network.expert_all_to_all(
-        exchange.token_bytes, exchange.copies, group, per_node, limit
-    )
+    received = exchange.token_bytes * exchange.busiest
+    one_way = network.expert_all_to_all(received, exchange.copies, group, per_node, limit)
     inner = network.group(keys.etp, np.ones(len(keys.etp)))
     split = exchange.expert_copies_bytes
     sliced = network.all_gather(split, inner) + network.reduce_scatter(split, inner)
@@ -164,7 +190,7 @@ def offload_exposed(
 ) -> FloatArray:
     """Seconds of one layer and micro-batch that its offload adds: what neither pass hides.
 
-    max(S / B_host - f, 0) + max(S / B_host - b, 0)   (docs/equations.md T23)
+    max(S / B_host - f, 0) + max(S / B_host - b, 0)   (docs/equations.md T24)
     """
     moved = num_bytes / host_bytes_per_s
     return np.maximum(moved - forward_s, 0.0) + np.maximum(moved - backward_s, 0.0)
@@ -192,6 +218,7 @@ def data_parallel_exposed(
     overlap_param_gather: IntArray,
     micro_batch_s: FloatArray,
     window: FloatArray,
+    num_layers: FloatArray,
 ) -> DataParallel:
     """Seconds of gradient reduction and parameter gathering that a step pays for.
 
@@ -200,8 +227,9 @@ def data_parallel_exposed(
 
     ZeRO 0: one all-reduce of the gradients. ZeRO 1: one reduce-scatter, one all-gather of the
     parameters. What ZeRO 2 and 3 do in each micro-batch is in ``sharded``. ``window`` w counts the
-    micro-batches whose computation a collective can run behind. Neglects: bucket sizes, contention
-    with tensor-parallel traffic.
+    micro-batches whose computation a collective can run behind. Software that reduces or slices
+    tensor by tensor adds a time for each of ``num_layers`` layers of the rank and each rank of the
+    group. Neglects: the number of buckets, contention with tensor-parallel traffic.
     """
     group = network.group(num_ranks, stride)
     sharded = zero > 0
@@ -212,6 +240,9 @@ def data_parallel_exposed(
         some = network.group(num_ranks[whole], stride[whole])
         reduce[whole] = network.all_reduce(gradient_bytes[whole], some)
         gather[whole] = 0.0
+    if overlap.dp_rank_s or overlap.zero_rank_s:
+        of_a_rank = np.where(sharded, overlap.zero_rank_s, overlap.dp_rank_s)
+        reduce = reduce + of_a_rank * num_layers * np.where(num_ranks > 1, num_ranks, 0.0)
     budget = overlap.dp_overlap_efficiency * window * micro_batch_s
     floor = overlap.dp_exposed_floor
     hidden_reduce = np.maximum(reduce - BACKWARD_SHARE * budget, floor * reduce)

@@ -18,6 +18,7 @@ SUBLAYERS = (
     "state-space",
     "mlp",
     "experts",
+    "custom",
 )
 """Kinds of sub-layers that software may run or not."""
 
@@ -36,7 +37,9 @@ class Capabilities:
     grad_dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
     recomputes: tuple[str, ...]
-    """none, selective, full, block (a number of layers for each virtual stage)."""
+    """none, selective, full, block (a number of layers for each virtual stage), modules (selective
+    of others than the attention core).
+    """
     sequence_parallel: bool
     tp_comm_overlap: bool
     """User-buffer overlap of tensor-parallel collectives with GEMMs."""
@@ -44,6 +47,8 @@ class Capabilities:
     overlap_param_gather: bool
     cross_entropy_fusion: bool
     cuda_graphs: bool
+    fp8_param_gather: bool
+    """Keeps the weights of fp8 GEMMs in fp8 alone, beside sharded fp32 master weights."""
     kv_replication: bool
     """Tensor parallelism above the number of key/value heads replicates them (else it is
     refused).
@@ -152,14 +157,20 @@ class OverlapFacts:
     """Share of the overlap window that data-parallel collectives can use."""
     dp_exposed_floor: float
     """Share of each data-parallel collective that is never hidden."""
+    dp_rank_s: float
+    """Seconds that one layer's gradients take for each data-parallel rank, whatever their bytes:
+    where every tensor is reduced by a ring of its own, one more step of each. 0 with buckets.
+    """
+    zero_rank_s: float
+    """The same with a sharded optimizer, gradients and parameters together: where tensors are cut
+    into a slice for each rank.
+    """
     straggler_per_doubling: float
     """Relative slowdown for each doubling of the GPUs beyond 8."""
     straggler_per_doubling_fp8: float
     shard_contention: float = field(default=0.12, kw_only=True)
     """Of overlapped gathers and scatters of layers (ZeRO 2 and 3), what they slow computation by.
     """
-    fp8_gather: bool = field(default=False, kw_only=True)
-    """ZeRO 3 gathers the weights of fp8 GEMMs in fp8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +220,8 @@ class MemoryFacts:
     attention core's recompute, and keeps all else."""
     constant_bytes: float
     """Workspaces, NCCL buffers, CUDA context: on every rank."""
+    cuda_graph_bytes: float = 0.0
+    """Buffers that CUDA graphs pin for their lifetime, on every rank."""
 
 
 @dataclass(frozen=True)

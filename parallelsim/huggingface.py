@@ -21,6 +21,7 @@ from parallelsim.huggingface_config import ConfigReader, blocks_of
 from parallelsim.huggingface_experts import EXPERT_BUILDERS
 from parallelsim.huggingface_hybrid import HYBRID_BUILDERS
 from parallelsim.huggingface_t5 import ENCODER_DECODER_BUILDERS
+from parallelsim.huggingface_vit import VISION_BUILDERS
 from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.model import ModelSpec
 from parallelsim.yaml_io import shown
@@ -36,7 +37,6 @@ _REFUSED_KEYS: Mapping[str, str] = {
 _RELEASED_QUANTISED = ("deepseek_v3", "kimi_k2", "gpt_oss")
 """Released in fp8 or MXFP4 alone: what their configurations say of that is no part of the model."""
 _REFUSED_TYPES: Mapping[str, str] = {
-    "vit": "is an image model; describe it in a model file with custom blocks",
     "jamba": "has Mamba-1 mixers, which are not supported (Mamba-2 is)",
     "mamba": "has Mamba-1 mixers, which are not supported (Mamba-2 is)",
 }
@@ -373,5 +373,10 @@ _BUILDERS: Mapping[str, Callable[[ConfigReader, str], ModelSpec]] = {
     "bloom": _bloom,
     "bert": _bert,
 }
-_SPECIAL_BUILDERS = {**EXPERT_BUILDERS, **HYBRID_BUILDERS, **ENCODER_DECODER_BUILDERS}
+_SPECIAL_BUILDERS = {
+    **EXPERT_BUILDERS,
+    **HYBRID_BUILDERS,
+    **ENCODER_DECODER_BUILDERS,
+    **VISION_BUILDERS,
+}
 """Architectures with sub-layers of their own, which also judge their own keys."""

@@ -85,6 +85,7 @@ def _qwen_moe(config: ConfigReader, name: str, attention: Attention, **more: Any
         ffn_hidden_size=config.whole("moe_intermediate_size"),
         gated=True,
         activation=_activation(config),
+        router_pre_softmax=not config.flag("norm_topk_prob", False),
         **more,
     )
     step = config.whole("decoder_sparse_step", default=1)
@@ -153,6 +154,7 @@ def _llama4(config: ConfigReader, name: str) -> ModelSpec:
         activation=_activation(text),
         shared_ffn_hidden_size=text.whole("intermediate_size"),
         router="sigmoid",
+        scales_input=True,
     )
     every = text.whole("interleave_moe_layer_step", default=1)
     stated = text.value("moe_layers") is not None
@@ -160,10 +162,12 @@ def _llama4(config: ConfigReader, name: str) -> ModelSpec:
     sparse = sparse if stated else list(range(every - 1, num_layers, every))
     chunk = text.optional_whole("attention_chunk_size", default=8192)
     whole = _full_layers(text, num_layers)
-    local = _attention(text, window=chunk, chunked=chunk is not None)
+    l2_norm = text.flag("use_qk_norm", True)
+    local = _attention(text, window=chunk, chunked=chunk is not None, qk_l2_norm=l2_norm)
+    full = _attention(text, rope=False)
     layers = []
     for index in range(num_layers):
-        attention = _attention(text) if whole[index] else local
+        attention = full if whole[index] else local
         if index in sparse:
             layers.append(Layer(attention, experts=experts))
         else:
@@ -224,6 +228,8 @@ def _deepseek_experts(config: ConfigReader) -> MixtureOfExperts:
         router_bias=method == "noaux_tc",
         num_groups=config.whole("n_group", default=1) if grouped else 1,
         group_top_k=config.whole("topk_group", default=1) if grouped else 1,
+        router_pre_softmax=router == "softmax" and not config.flag("norm_topk_prob", latest),
+        score_scale=config.number("routed_scaling_factor", 2.5 if latest else 1.0),
     )
 
 

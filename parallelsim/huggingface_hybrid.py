@@ -141,6 +141,7 @@ def _nemotron_experts(config: ConfigReader) -> MixtureOfExperts:
         num_groups=config.whole("n_group", default=1),
         group_top_k=config.whole("topk_group", default=1),
         latent_size=config.optional_whole("moe_latent_size", default=None),
+        score_scale=config.number("routed_scaling_factor", 1.0),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from parallelsim.custom_layers import Custom
 from parallelsim.errors import SpecError
 from parallelsim.layers import (
     MLP,
@@ -52,6 +53,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
 """Smallest and largest value of each size: beyond any model, and far inside int64 and float64."""
 MAX_CAPACITY_FACTOR = 1e5
 MAX_LOAD_CV = 100.0
+MAX_SCORE_SCALE = 1e5
 
 
 def check_range(key: str, value: int) -> None:
@@ -63,6 +65,20 @@ def check_range(key: str, value: int) -> None:
     low, high = LIMITS[key]
     if not low <= value <= high:
         raise SpecError(f"expected {low} to {high}, got {value}", key=key)
+
+
+def check_edges(vocab_size: int, before: Custom | None, after: Custom | None) -> None:
+    """Refuse a model without a vocabulary whose input or output nothing makes.
+
+    Raises:
+        SpecError: what is missing.
+    """
+    if vocab_size == 0 and before and after:
+        return
+    if vocab_size == 0 and (before or after):
+        missing = "input_operators" if after else "output_operators"
+        raise SpecError(f"a model without a vocabulary needs {missing}", key="vocab_size")
+    check_range("vocab_size", vocab_size)
 
 
 def check_layer(layer: Layer) -> None:
@@ -82,6 +98,9 @@ def check_layer(layer: Layer) -> None:
         message = "cross-attention needs the tokens of the other sequence"
         raise SpecError(message, key="kv_seq_length")
     check_range("num_norms", layer.num_norms)
+    if layer.num_norms and not layer.num_streams:
+        message = "custom operators have no norms of their own: write them out, and num_norms: 0"
+        raise SpecError(message, key="num_norms")
     _check_optional(layer, "seq_length")
     for part in layer.sublayers:
         _check_sublayer(part)
@@ -96,7 +115,7 @@ def _check_sublayer(part: SubLayer) -> None:
         _check_state_space(part)
     elif isinstance(part, MLP):
         check_range("ffn_hidden_size", part.ffn_hidden_size)
-    else:
+    elif isinstance(part, MixtureOfExperts):
         _check_experts(part)
 
 
@@ -167,6 +186,12 @@ def _check_experts(experts: MixtureOfExperts) -> None:
     if not 0 <= experts.load_cv <= MAX_LOAD_CV:
         message = f"expected 0 to {MAX_LOAD_CV:g}, got {experts.load_cv:g}"
         raise SpecError(message, key="load_cv")
+    if not 0 < experts.score_scale <= MAX_SCORE_SCALE:
+        message = f"expected above 0 and at most {MAX_SCORE_SCALE:.0e}, got {experts.score_scale:g}"
+        raise SpecError(message, key="score_scale")
+    if experts.router_pre_softmax and experts.router != "softmax":
+        message = f"needs router softmax, got {experts.router}"
+        raise SpecError(message, key="router_pre_softmax")
     factor = experts.capacity_factor
     if factor is not None and not 0 < factor <= MAX_CAPACITY_FACTOR:
         message = f"expected above 0 and at most {MAX_CAPACITY_FACTOR:.0e}, got {factor:g}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parallelsim.custom_layers import Custom
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -37,6 +39,14 @@ class Attention:
     """Cross-attention: keys and values come from this many tokens of another sequence."""
     kv_hidden_size: int | None = None
     """Width of those tokens where it differs from the model's."""
+    rope: bool = True
+    """RoPE turns queries and keys where the model has it (not in all layers of Llama 4); only
+    exported.
+    """
+    qk_l2_norm: bool = False
+    """Queries and keys are divided by their length, without parameters (Llama 4 Scout); only
+    exported.
+    """
 
     @property
     def query_width(self) -> int:
@@ -241,6 +251,14 @@ class MixtureOfExperts:
     """Of the busiest rank's load: what times are computed at."""
     latent_size: int | None = None
     """Experts work on tokens projected to this width; None: on the hidden size."""
+    router_pre_softmax: bool = False
+    """Softmax over all experts before ``top_k`` are chosen, whose shares then do not add up to 1
+    (DeepSeek-V2); only exported.
+    """
+    score_scale: float = 1.0
+    """Scores of the chosen experts are multiplied by it (DeepSeek-V3: 2.5); only exported."""
+    scales_input: bool = False
+    """Scores multiply what an expert reads, not what it returns (Llama 4); only exported."""
 
     def expert_width(self, hidden_size: int) -> int:
         """Width of the tokens that experts see."""
@@ -297,6 +315,8 @@ class Layer:
     """In place of ``mlp``."""
     cross_attention: Attention | None = None
     state_space: StateSpace | None = None
+    custom: Custom | None = None
+    """Operators that the file lists, after the other sub-layers."""
     num_norms: int = 2
     """Normalisations over the hidden size: one for each sub-layer, or two where the outputs are
     normalised too (Gemma 2).
@@ -312,10 +332,15 @@ class Layer:
     def sublayers(self) -> tuple[SubLayer, ...]:
         """Those that it has, in the order in which they run."""
         parts = (self.attention, self.state_space, self.cross_attention, self.mlp, self.experts)
-        return tuple(part for part in parts if part is not None)
+        return tuple(part for part in (*parts, self.custom) if part is not None)
+
+    @property
+    def num_streams(self) -> int:
+        """Sub-layers with a residual connection and norms: all but custom operators."""
+        return len(self.sublayers) - (self.custom is not None)
 
 
-SubLayer = Attention | LatentAttention | StateSpace | MLP | MixtureOfExperts
+SubLayer = Attention | LatentAttention | StateSpace | MLP | MixtureOfExperts | Custom
 
 
 @dataclass(frozen=True, slots=True)

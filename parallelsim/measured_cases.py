@@ -22,13 +22,14 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.measured_clusters import CLUSTER_FACTS, cluster_of
 from parallelsim.measured_models import fine_tuned, is_gated, measured_model
 from parallelsim.measured_text import (
+    KERNEL_COLUMNS,
     Sharding,
     follows_recipe,
     framework_variant,
-    recomputes_attention,
     stated_dispatcher,
     stated_grad_dtype,
     stated_layer_split,
+    stated_modules,
     stated_offload_pct,
     stated_recompute_layers,
     stated_sharding,
@@ -38,8 +39,9 @@ from parallelsim.measured_text import (
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import ModelSpec
 from parallelsim.operators import IS_FP8
-from parallelsim.plan import PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan, code
+from parallelsim.plan import MODULES, PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan, code
 from parallelsim.planfile import MAX_BATCH, with_sane_size
+from parallelsim.rule_software import KEEPS_FP8
 from parallelsim.run_defaults import RunDefaults, run_defaults
 from parallelsim.stage_split import stage_split
 
@@ -48,7 +50,7 @@ SCHEDULE_ALIASES = {"zb-1p": "zb-h1", "zb-2p": "zb-h2"}
 (arXiv:2401.10241, section 5)."""
 OF_FORKS = frozenset(SCHEDULES) - {"none", "1f1b", "interleaved-1f1b", "gpipe"}
 """Schedules that a paper built into its own version of the row's software."""
-FRAMEWORK_FACTS = ("flash_attention", "notes", "schedule")
+FRAMEWORK_FACTS = ("flash_attention", "notes", "schedule", *KERNEL_COLUMNS)
 _T = TypeVar("_T")
 
 
@@ -181,7 +183,7 @@ def _plan(
     if not grad_dtype:
         grad_dtype = defaults.fp16_grad_dtype if precision == "fp16" else defaults.grad_dtype
         assumed.append(f"grad_dtype={grad_dtype}")
-    switches = _switches(facts, framework, defaults, assumed)
+    switches = _switches(facts, framework, defaults, precision, assumed)
     async_tp = switches["tp_comm_overlap"]
     switches["tp_comm_overlap"] &= sequence_parallel
     switches["overlap_param_gather"] &= zero > 0
@@ -190,6 +192,7 @@ def _plan(
     if defaults.compile_with_fp8 and (IS_FP8[code("precision", precision)] or async_tp):
         switches["compile"] = True
     switches["ep_comm_overlap"] &= degrees["ep"] > 1
+    switches["fp8_param_gather"] &= zero > 0 and bool(KEEPS_FP8[code("precision", precision)])
     fields: dict[str, Any] = degrees | switches | _shard_groups(sharding, degrees, cluster)
     if degrees["ep"] > 1:
         fields["moe_dispatcher"] = _dispatcher(facts, framework, defaults, assumed)
@@ -200,6 +203,7 @@ def _plan(
         sequence_parallel=sequence_parallel,
         zero=int(zero),
         recompute=recompute,
+        recompute_modules=stated_modules(facts) if recompute == "selective" else MODULES[0],
         recompute_num_layers=again if recompute == "full" else 0,
         precision=precision,
         grad_dtype=grad_dtype,
@@ -364,7 +368,7 @@ def _recompute(
     stated = "" if states_some_blocks(facts) else facts.word("recompute")
     if stated and not facts.feature("recompute"):
         stated = "none"
-    if stated == "selective" and not recomputes_attention(facts):
+    if stated == "selective" and not stated_modules(facts):
         return "none", ()
     if stated in RECOMPUTES:
         return stated, ()
@@ -378,7 +382,11 @@ def _recompute(
 
 
 def _switches(
-    facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
+    facts: Facts,
+    framework: FrameworkSpec,
+    defaults: RunDefaults,
+    precision: str,
+    assumed: list[str],
 ) -> dict[str, bool]:
     """The plan's switches, as stated or by default; what the software lacks stays off."""
     stated = stated_switches(facts)
@@ -395,6 +403,8 @@ def _switches(
     for name in names:
         capable = getattr(framework.capabilities, name)
         switches[name] = capable and stated.get(name, getattr(defaults, name, False))
+    keeps_fp8 = stated.get("fp8_param_gather", precision in defaults.fp8_param_gather)
+    switches["fp8_param_gather"] = framework.capabilities.fp8_param_gather and keeps_fp8
     if "overlap_grad_reduce" not in stated and not facts.text("overlap"):
         assumed.append("overlap=the framework's default")
     return switches

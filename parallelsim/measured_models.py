@@ -15,6 +15,7 @@ from parallelsim.layers import (
     MixtureOfExperts,
 )
 from parallelsim.lora import LoRA
+from parallelsim.measured_text import drops_tokens
 from parallelsim.measurements import Facts, RowError
 from parallelsim.model import ModelSpec
 from parallelsim.run_defaults import RunDefaults
@@ -35,6 +36,29 @@ _ALTERNATE = re.compile(r"(\d+) on alternate layers")
 
 
 def measured_model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> ModelSpec:
+    """The model, whose experts take their even share alone where the row drops tokens.
+
+    Raises:
+        RowError: a size that is needed is missing or of a kind that no formula covers.
+        SpecError: sizes that contradict each other.
+    """
+    model = _stated_model(facts, defaults, assumed)
+    if not (model.has_experts and drops_tokens(facts)):
+        return model
+    return replace(model, blocks=tuple(_with_capacity(block) for block in model.blocks))
+
+
+def _with_capacity(block: Block) -> Block:
+    return replace(block, layers=tuple(_capped(layer) for layer in block.layers))
+
+
+def _capped(layer: Layer) -> Layer:
+    if layer.experts is None:
+        return layer
+    return replace(layer, experts=replace(layer.experts, capacity_factor=1.0))
+
+
+def _stated_model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> ModelSpec:
     """The model; what the row leaves out is appended to ``assumed`` as ``name=value``.
 
     Raises:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from parallelsim.framework import FrameworkSpec
 from parallelsim.measurements import SWITCH_WORDS, Facts, RowError
-from parallelsim.plan import GRAD_DTYPES
+from parallelsim.plan import GRAD_DTYPES, MODULES
 
 FLASH_ATTENTION_1_EFFICIENCY = 0.75
 """FlashAttention-1 over FlashAttention-2 kernels in whole training runs on A100: published sources
@@ -29,6 +29,7 @@ _SWITCHES: Mapping[str, re.Pattern[str]] = {
     "ep_comm_overlap": re.compile(
         r"\boverlap_moe_expert_parallel_comm\s*=\s*(true|false|1|0)\b|(EP all-to-all overlap)", re.I
     ),
+    "fp8_param_gather": re.compile(r"\bfp8_param(?:s|_gather)\s*=\s*(true|false|1|0)\b", re.I),
     "cuda_graphs": re.compile(
         r"\b(?:cuda_graph_impl|layer_cuda_graph|mcore_cuda_graph)\s*=\s*(\w+)", re.I
     ),
@@ -40,12 +41,23 @@ _DISPATCHERS: Mapping[str, re.Pattern[str]] = {
     "all-gather": re.compile(r"\ballgather dispatcher\b", re.I),
 }
 _MODULES = re.compile(r"\brecompute_modules\s*=\s*\[([^\]]*)\]", re.I)
+_TOKEN_DROP = re.compile(r"\btoken[ -]?drop\b", re.I)
+_GRAPH_SCOPE = re.compile(r"\bcuda_graph_scope\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
 _SELECTED_LAYERS = re.compile(r"\bselective layers?\b", re.I)
 _SOME_BLOCKS = re.compile(r"\bfraction of (?:the )?blocks\b", re.I)
 _SHARD_GROUP = re.compile(r"\b(?:shard (?:group|degree)\s*|FSDP\s*=\s*)(\d+)", re.I)
 _COMPILED = re.compile(r"\b(?:torch\.)?compiled?\b", re.I)
 _ASYNC_TP = re.compile(r"\basync(?:hronous)? TP\b", re.I)
+_NAMED = re.compile(r"selective \(([^)]*)\)")
+_MODULE_WORDS: Mapping[str, re.Pattern[str]] = {
+    "core_attn": re.compile(r"attn|attention", re.I),
+    "layernorm": re.compile(r"norm", re.I),
+    "mla_up_proj": re.compile(r"up.proj", re.I),
+    "mlp": re.compile(r"\bmlp\b", re.I),
+    "moe_act": re.compile(r"\b(?:moe_)?act\b", re.I),
+}
+"""How sources name the modules that selective recompute runs again."""
 _NUM_LAYERS = re.compile(r"\b(?:recompute|checkpoint)_num_layers\s*=\s*(\d+)", re.I)
 _KERNEL = re.compile(r"\bkernel\s*=\s*([^;]*)", re.I)
 _FP32_GRADIENTS = re.compile(r"\bfp32 grad", re.I)
@@ -66,8 +78,16 @@ _OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
 
+SWITCH_COLUMNS = (*_SWITCHES, "cross_entropy_fusion")
+"""Optional columns under the names of plan switches: they say it better than text."""
+KERNEL_COLUMNS = ("fused_rmsnorm", "fused_softmax")
+"""Optional columns under the names of framework facts."""
+
+
 def stated_switches(facts: Facts) -> dict[str, bool]:
-    """Plan switches that the cells state; an overlap of ``none`` turns every overlap off."""
+    """Plan switches that the cells state; an overlap of ``none`` turns every overlap off, a column
+    of the switch's own name decides.
+    """
     stated: dict[str, bool] = {}
     fused = states_fused_cross_entropy(facts)
     if fused is not None:
@@ -84,7 +104,20 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
         for name, pattern in _SWITCHES.items():
             for match in pattern.finditer(facts.text(cell)):
                 stated[name] = (match[1] or "true").lower() not in _OFF
+    for name in SWITCH_COLUMNS:
+        value = facts.switch(name)
+        if value is not None:
+            stated[name] = value
+    scope = _GRAPH_SCOPE.search(facts.text("recompute_detail"))
+    parts = re.findall(r"\w+", scope[1]) if scope else []
+    if parts and all(part.startswith("moe_") for part in parts):  # bookkeeping alone
+        stated["cuda_graphs"] = False
     return stated
+
+
+def drops_tokens(facts: Facts) -> bool:
+    """Experts take a fixed number of tokens, and drop or pad the rest: a capacity factor of 1."""
+    return bool(_says(_TOKEN_DROP, facts.text("notes")))
 
 
 def stated_recompute_layers(facts: Facts, num_layers: int) -> int:
@@ -138,14 +171,15 @@ def stated_dispatcher(facts: Facts) -> str:
     return found[0] if found else ""
 
 
-def recomputes_attention(facts: Facts) -> bool:
-    """Selective recompute covers the attention core: unless the modules are named without it."""
+def stated_modules(facts: Facts) -> str:
+    """What selective recompute covers, one of ``plan.RECOMPUTE_MODULES``: the attention core unless
+    the cells name other modules; empty where they name none that a plan has.
+    """
     detail = facts.text("recompute_detail")
-    match = _MODULES.search(detail)
-    if match:
-        return "core_attn" in match[1]
-    named = re.search(r"selective \(([^)]*)\)", detail)
-    return named is None or "attn" in named[1]
+    named = _MODULES.search(detail) or _NAMED.search(detail)
+    if named is None:
+        return MODULES[0]
+    return "+".join(name for name in MODULES if _MODULE_WORDS[name].search(named[1]))
 
 
 def stated_offload_pct(facts: Facts, num_layers: int) -> int:
@@ -232,8 +266,9 @@ def _states_no_overlap(facts: Facts) -> bool:
 def framework_variant(framework: FrameworkSpec, facts: Facts) -> FrameworkSpec:
     """The framework with the kernels that the row states instead of its own.
 
-    ``flash_attention`` True, fa2 or fa1 against False (the scores are stored); ``kernel=`` in the
-    notes: fused or torch for the softmax without flash, an RMS kernel for the norms.
+    ``flash_attention`` True, fa2 or fa1 against False (the scores are stored); the columns
+    ``fused_rmsnorm`` and ``fused_softmax``, or ``kernel=`` in the notes: fused or torch for the
+    softmax without flash, an RMS kernel for the norms.
 
     Raises:
         RowError: another ``flash_attention``.
@@ -253,11 +288,16 @@ def framework_variant(framework: FrameworkSpec, facts: Facts) -> FrameworkSpec:
         }
         compute = replace(compute, attention_efficiency=slower)
     match = _KERNEL.search(facts.text("notes"))
-    if match and "rms" in match[1].lower():
-        compute = replace(compute, fused_rmsnorm=True)
-        memory = replace(memory, unfused_norm_bytes=0.0)
-    if match and match[1].strip().lower() in ("fused", "torch"):
-        compute = replace(compute, fused_softmax=match[1].strip().lower() == "fused")
+    norm, softmax = (facts.switch(name) for name in KERNEL_COLUMNS)
+    if norm is None and match and "rms" in match[1].lower():
+        norm = True
+    if softmax is None and match and match[1].strip().lower() in ("fused", "torch"):
+        softmax = match[1].strip().lower() == "fused"
+    if norm is not None:
+        compute = replace(compute, fused_rmsnorm=norm)
+        memory = replace(memory, unfused_norm_bytes=0.0 if norm else memory.unfused_norm_bytes)
+    if softmax is not None:
+        compute = replace(compute, fused_softmax=softmax)
     if compute == framework.compute and memory == framework.memory:
         return framework
     return replace(framework, compute=compute, memory=memory)

@@ -26,6 +26,7 @@ from parallelsim.stages import Columns, plan_columns
 
 CHIMERA = code("schedule", "chimera")
 FP32 = code("grad_dtype", "fp32")
+MXFP8 = code("precision", "mxfp8")
 IS_FP32 = np.arange(len(PRECISIONS)) == code("precision", "fp32")
 
 
@@ -44,8 +45,8 @@ class MemoryBreakdown:
     working_bytes: FloatArray
     """Other transients: backward, recompute, gathered inputs, optimizer step."""
     fragmentation_bytes: FloatArray
-    constant_bytes: FloatArray | float
-    """One number: the same on every rank."""
+    constant_bytes: FloatArray
+    """The same on every rank."""
 
     @property
     def total_bytes(self) -> FloatArray:
@@ -106,6 +107,8 @@ class Activations(NamedTuple):
     """Of one layer."""
     restored_bytes: FloatArray
     """Of one layer, by selective recompute."""
+    largest_bytes: FloatArray
+    """Of the layer that saves most: what is rebuilt and differentiated at once."""
     checkpoint_bytes: FloatArray
     """Of one recomputed layer."""
     embedding_bytes: FloatArray
@@ -155,7 +158,7 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     gathered: FloatArray | float = 0.0
     if (plans.zero == 3).any():
         at_once = layer_parameters if experts is None else layer_parameters + experts[0]
-        gathered = _gathered_bytes(facts, plans, columns, at_once, first + last)
+        gathered = _alive_bytes(facts, plans, columns, at_once, first + last)
     return States(
         layer_parameters,
         first + last * np.ceil(ends.head_first),
@@ -168,7 +171,7 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     )
 
 
-def _gathered_bytes(
+def _alive_bytes(
     facts: MemoryFacts,
     plans: PlanBatch,
     columns: Columns,
@@ -199,6 +202,11 @@ def _state_bytes(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Resident bytes of a parameter, its gradient and its optimizer, sharded over ``shards``."""
     parameter_bytes = _parameter_bytes(facts, frozen=frozen)[plans.precision]
+    in_fp8_alone = plans.fp8_param_gather != 0
+    if in_fp8_alone.any() and not frozen:
+        parameter_bytes = np.where(
+            in_fp8_alone, parameter_bytes - _spared_bytes(facts), parameter_bytes
+        )
     stashes = plans.schedule == PIPEDREAM_2BW
     if stashes.any():
         parameter_bytes = np.where(stashes, 2 * parameter_bytes, parameter_bytes)
@@ -226,6 +234,15 @@ def _parameter_bytes(facts: MemoryFacts, *, frozen: bool) -> FloatArray:
     return np.where(IS_FP32, 2 * facts.param_bytes, with_fp8)
 
 
+def _spared_bytes(facts: MemoryFacts) -> float:
+    """Of a parameter that is kept in fp8 alone: the 16-bit copy, where fp8 ones stand beside it.
+
+    Neglects that embedding and output matrix stay in 16 bits: their two bytes are as many as those
+    of an fp8 weight with its transpose.
+    """
+    return min(facts.param_bytes, facts.fp8_weight_bytes)
+
+
 def _optimizer_bytes(facts: MemoryFacts) -> FloatArray:
     """Bytes of the optimizer for a parameter by precision code; fp32 needs no master copy."""
     return facts.optimizer_bytes + np.where(IS_FP32, 0.0, facts.master_bytes)
@@ -239,6 +256,7 @@ def activations(table: CostTable, rows: IntArray) -> Activations:
     return Activations(
         table.layer.saved_bytes[rows],
         table.layer.restored_bytes[rows],
+        table.layer.largest_saved_bytes[rows],
         table.edge.checkpoint_bytes[rows],
         table.edge.embedding_bytes[rows],
         table.edge.loss_bytes[rows],
@@ -268,6 +286,41 @@ def most_expert_parameters(experts: ExpertStates, columns: Columns) -> FloatArra
     first = layers.first * each + experts.first_parameters
     last = layers.last * each + experts.last_parameters
     return np.maximum(np.maximum(first, last), layers.middle * each)
+
+
+def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -> FloatArray:
+    """Bytes of all parameters of the rank that holds most, in the format in which they are
+    gathered, shape [P].
+
+    16 bits (fp32: 32). Layers whose weights are kept in fp8 alone: one byte, the embedding and the
+    output matrix still two. mxfp8 is scaled along rows and along columns, so it gathers 16 bits and
+    quantizes them afterwards (Megatron-LM d98e8a64, core/distributed/param_and_grad_buffer.py
+    _post_param_sync with reuse_grad_buf_for_mxfp8_param_ag).
+    """
+    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    if not plans.fp8_param_gather.any():
+        return wide * most_parameters(held, columns)
+    narrow = gathered_width(plans)
+    in_bytes = held._replace(
+        layer_parameters=narrow * held.layer_parameters,
+        first_parameters=wide * held.first_parameters,
+        last_parameters=wide * held.last_parameters,
+    )
+    return most_parameters(in_bytes, columns)
+
+
+def gathered_expert_bytes(
+    experts: ExpertStates, plans: PlanBatch, columns: Columns
+) -> FloatArray:
+    """The same of routed experts."""
+    return gathered_width(plans) * most_expert_parameters(experts, columns)
+
+
+def gathered_width(plans: PlanBatch) -> FloatArray:
+    """Bytes in which a parameter of a layer is gathered."""
+    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    narrow = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
+    return np.where(narrow, 1.0, wide)
 
 
 class Stage(NamedTuple):
@@ -312,7 +365,7 @@ def stage_memory(
         kept = _on_the_gpu(kept, in_flight, stage, saved, plans)
     else:
         kept = in_flight * kept
-    transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.saved_bytes
+    transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.largest_bytes
     if facts.selective_outputs_kept:
         transient = transient + saved.restored_bytes
     loss = saved.loss_bytes * stage.is_last
@@ -349,7 +402,8 @@ def stage_memory(
         loss_bytes=loss,
         working_bytes=working,
         fragmentation_bytes=fragmentation,
-        constant_bytes=facts.constant_bytes,
+        constant_bytes=np.float64(facts.constant_bytes)
+        + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),
     )
 
 
@@ -435,7 +489,8 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
         of_experts = layers * experts.layer_parameters
         of_experts = of_experts + np.minimum(experts.first_parameters, 0.0) / columns.pp
         resident = resident + each * of_experts
-    return resident + (1 + facts.fragmentation) * dynamic + facts.constant_bytes
+    constant = facts.constant_bytes + facts.cuda_graph_bytes * plans.cuda_graphs
+    return resident + (1 + facts.fragmentation) * dynamic + constant
 
 
 def _candidates(

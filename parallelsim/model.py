@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from parallelsim.custom_layers import Custom
 from parallelsim.errors import SpecError
-from parallelsim.layer_checks import check_layer, check_range
+from parallelsim.layer_checks import check_edges, check_layer, check_range
 from parallelsim.layers import Attention, Block, LatentAttention, Layer, StateSpace
 from parallelsim.lora import LoRA
 
@@ -33,7 +34,7 @@ class ModelSpec:
     hidden_size: int
     vocab_size: int
     """Rows of the embedding in the published checkpoint, before any padding for tensor
-    parallelism.
+    parallelism; 0: no vocabulary, ``input_operators`` and ``output_operators`` instead.
     """
     seq_length: int
     """Tokens of a training sequence; ``with_seq_length`` changes it. 0: not stated (a config.json
@@ -56,6 +57,8 @@ class ModelSpec:
     norm: str = "rmsnorm"
     """rmsnorm or layernorm."""
     norm_bias: bool = False
+    norm_affine: bool = True
+    """Norms have parameters; diffusion transformers' have none, scale and shift are computed."""
     embedding_norm: bool = False
     """A norm after the embedding (BLOOM, BERT)."""
     final_norm: bool = True
@@ -75,14 +78,23 @@ class ModelSpec:
     """
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    input_operators: Custom | None = None
+    """What makes the first layer's input, beside or in place of a vocabulary table: an image's
+    patches, a convolutional stem, a diffusion model's conditioning.
+    """
+    output_operators: Custom | None = None
+    """What follows the last layer, beside or in place of vocabulary logits: a classifier."""
     lora: LoRA | None = None
     """Adapters that are trained in place of the model's own parameters; None: all are trained."""
 
     def __post_init__(self) -> None:
-        for key in ("hidden_size", "vocab_size", "max_seq_length"):
+        for key in ("hidden_size", "max_seq_length"):
             check_range(key, getattr(self, key))
+        check_edges(self.vocab_size, self.input_operators, self.output_operators)
         for kind, _ in self.layer_kinds:
             check_layer(kind)
+        for custom in self.customs:
+            custom.check(self.hidden_size)
         check_range("num_layers", self.num_layers)
         check_range("num_mtp_layers", self.num_mtp_layers)
         check_range("relative_position_buckets", self.relative_position_buckets)
@@ -123,12 +135,15 @@ class ModelSpec:
 
     @cached_property
     def num_leading_blocks(self) -> int:
-        """Blocks before the longest one, where they have few layers (at most an eighth): the dense
-        layers that many mixtures of experts begin with. They are on the first pipeline stage.
+        """Blocks before the longest one, where they have few layers (at most an eighth, of dense
+        layers before mixtures of experts a quarter). They are on the first pipeline stage.
         """
         lengths = [block.repeat * len(block.layers) for block in self.blocks]
         longest = lengths.index(max(lengths))
-        return longest if sum(lengths[:longest]) <= self.num_layers // 8 else 0
+        before = any(layer.experts for block in self.blocks[:longest] for layer in block.layers)
+        after = all(layer.experts for layer in self.blocks[longest].layers)
+        few = self.num_layers // (4 if after and not before else 8)
+        return longest if sum(lengths[:longest]) <= few else 0
 
     @cached_property
     def leading_kinds(self) -> tuple[tuple[Layer, int], ...]:
@@ -145,9 +160,33 @@ class ModelSpec:
         """2 for an encoder and a decoder (layers with cross-attention), else 1."""
         return 2 if any(layer.cross_attention for layer, _ in self.layer_kinds) else 1
 
+    @cached_property
+    def customs(self) -> tuple[Custom, ...]:
+        """The distinct lists of custom operators, those of the edges first."""
+        parts = [self.input_operators, self.output_operators]
+        parts += [layer.custom for layer, _ in self.layer_kinds]
+        return tuple(dict.fromkeys(part for part in parts if part is not None))
+
+    @cached_property
+    def alike_inputs(self) -> bool:
+        """Every layer's input has the model's tokens and width."""
+        return all(
+            layer.seq_length in (None, self.seq_length)
+            and (layer.custom is None or layer.custom.input_values is None)
+            for layer, _ in self.layer_kinds
+        )
+
+    @cached_property
+    def embedded_seq_length(self) -> int:
+        """Tokens of one sample that the vocabulary table embeds: the encoder's and the decoder's
+        where there are both.
+        """
+        own = {layer.seq_length or 0 for layer, _ in self.layer_kinds}
+        return self.seq_length + (sum(own) if self.num_stacks > 1 else 0)
+
     def norm_parameters(self) -> int:
         """Parameters of one normalisation over the hidden size."""
-        return self.hidden_size * (2 if self.norm_bias else 1)
+        return self.norm_affine * self.hidden_size * (2 if self.norm_bias else 1)
 
     def layer_parameters(self, layer: Layer) -> int:
         """Parameters of one layer."""
@@ -163,7 +202,8 @@ class ModelSpec:
         return self.num_mtp_layers * each
 
     def embedding_parameters(self) -> int:
-        """Token, position and token-type embeddings with their norm, tables of relative positions.
+        """Token, position and token-type embeddings with their norm, tables of relative positions,
+        input operators.
 
         An encoder and its decoder share the token embedding.
         """
@@ -173,18 +213,23 @@ class ModelSpec:
         first = self.blocks[0].layers[0].attention
         heads = first.num_heads if first is not None else 0
         relative = self.num_stacks * self.relative_position_buckets * heads
-        return self.vocab_size * h + positions + self.num_token_types * h + norm + relative
+        table = self.vocab_size * h + self.num_token_types * h
+        return table + positions + norm + relative + self._custom_parameters(self.input_operators)
 
     def head_parameters(self) -> int:
-        """Final norm of each stack, head transform, logits bias, and the output matrix where it is
-        not tied.
+        """Final norm of each stack, head transform, logits bias, output operators, and the output
+        matrix where it is not tied.
         """
         h = self.hidden_size
         total = 0 if self.tied_embeddings else self.vocab_size * h
         total += self.num_stacks * self.norm_parameters() if self.final_norm else 0
         total += h * h + h + self.norm_parameters() if self.head_transform else 0
         total += h * h + h if self.pooler else 0
+        total += self._custom_parameters(self.output_operators)
         return total + (self.vocab_size if self.output_bias else 0)
+
+    def _custom_parameters(self, custom: Custom | None) -> int:
+        return custom.num_parameters(self.hidden_size) if custom else 0
 
     @cached_property
     def num_parameters(self) -> int:
@@ -247,7 +292,7 @@ class ModelSpec:
         one more last layer, a projection of 2 h columns and a head. a, d, P: heads, their width
         (latent attention: the mean of the query's and the value's) and query-key pairs, s^2 / 2
         where causal. i, n: inner width and states of a scan. Layers of another sequence length
-        (an encoder) count with theirs.
+        (an encoder) count with theirs, custom operators with three times their forward products.
 
         Equal to Megatron's ``num_floating_point_operations`` but for its norms of latents and of
         multi-token prediction (below 1e-5), and for what it ignores: windows (it counts the full
@@ -258,6 +303,8 @@ class ModelSpec:
         heads = 1 + self.num_mtp_layers
         total = 6.0 * s * h * self.vocab_size * heads
         total += 6.0 * s * h * h if self.head_transform else 0.0
+        for edge in (self.input_operators, self.output_operators):
+            total += 3.0 * edge.flops_per_sequence(h, s) if edge else 0.0
         total += sum(count * self.layer_flops(layer) for layer, count in self.layer_kinds)
         if self.num_mtp_layers:
             each = self.layer_flops(self.layers[-1]) + 6.0 * s * 2 * h * h
@@ -269,6 +316,9 @@ class ModelSpec:
         h, s = self.hidden_size, layer.seq_length or self.seq_length
         total = 0.0
         for part in layer.sublayers:
+            if isinstance(part, Custom):
+                total += 3.0 * part.flops_per_sequence(h, s)
+                continue
             total += 6.0 * s * part.gemm_weights(h)
             if isinstance(part, Attention | LatentAttention):
                 total += 12.0 * part.num_heads * part.core_width * part.pairs_per_sequence(s)

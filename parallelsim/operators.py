@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelsim.layers import Layer
 from parallelsim.model import VOCAB_PADDING, ModelSpec
-from parallelsim.plan import PRECISIONS, code
+from parallelsim.plan import MODULES, PRECISIONS, RECOMPUTE_MODULES, code
 
 FloatArray = NDArray[np.float64]
 FP32 = code("precision", "fp32")
@@ -28,6 +29,13 @@ CURRENT_SCALING = np.array(
 )
 """By precision code: the scale is found from the tensor itself, one more pass."""
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+RECOMPUTES_MODULE = {
+    module: np.array([False] + [module in some.split("+") for some in RECOMPUTE_MODULES])
+    for module in MODULES
+}
+"""By module: whether it is recomputed, by ``OperatorKeys.selective``."""
+P2P, A2A, HYBRID = (code("cp_comm_type", name) for name in ("p2p", "a2a", "a2a+p2p"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +50,7 @@ class OperatorKeys:
     sequence_parallel: IntArray
     precision: IntArray
     cp_comm_type: IntArray
+    cp_a2a: IntArray
     tp_comm_overlap: IntArray
     cross_entropy_fusion: IntArray
     cuda_graphs: IntArray
@@ -52,7 +61,12 @@ class OperatorKeys:
     ep_comm_overlap: IntArray
     compile: IntArray
     selective: IntArray
-    """1 where the attention core is recomputed (recompute = selective)."""
+    """1 + the code of ``recompute_modules`` with recompute = selective, else 0."""
+
+    def recomputes(self, module: str) -> BoolArray:
+        """Whether selective recompute runs a part of the layer again."""
+        again: BoolArray = RECOMPUTES_MODULE[module][self.selective]
+        return again
 
     @property
     def sequence_shards(self) -> FloatArray:
@@ -60,13 +74,30 @@ class OperatorKeys:
         return np.where(self.sequence_parallel > 0, self.tp, 1).astype(np.float64)
 
     @property
+    def ring(self) -> FloatArray:
+        """Ranks, or groups of them, that keys and values travel round: cp for p2p, cp / cp_a2a for
+        the hybrid, else 1.
+        """
+        groups = np.where(self.cp_comm_type == HYBRID, self.cp / self.cp_a2a, 1.0)
+        return np.where(self.cp_comm_type == P2P, self.cp, groups).astype(np.float64)
+
+    @property
+    def dealt(self) -> FloatArray:
+        """Ranks that heads are dealt out to: cp for a2a, cp_a2a for the hybrid, else 1."""
+        part = np.where(self.cp_comm_type == HYBRID, self.cp_a2a, 1)
+        return np.where(self.cp_comm_type == A2A, self.cp, part).astype(np.float64)
+
+    @property
     def element_bytes(self) -> FloatArray:
         """Bytes of an activation or parameter outside the 8-bit GEMMs: 4 in fp32, else 2."""
         return np.where(self.precision == FP32, 4.0, 2.0)
 
-    def tokens(self, model: ModelSpec) -> FloatArray:
-        """T, tokens of one micro-batch on one rank."""
-        return self.micro_batch_size * float(model.seq_length) / self.cp
+    def tokens(self, model: ModelSpec, layer: Layer | None = None) -> FloatArray:
+        """T, tokens of one micro-batch on one rank; of a layer with a sequence of its own, those
+        of that sequence.
+        """
+        own = layer.seq_length if layer is not None else None
+        return self.micro_batch_size * float(own or model.seq_length) / self.cp
 
 
 class Gemm(NamedTuple):
@@ -75,10 +106,13 @@ class Gemm(NamedTuple):
     m: FloatArray
     n: FloatArray
     k: FloatArray
+    reads: FloatArray | float = 1.0
+    """Entries of A that are the same number in memory: those that the windows of a convolution
+    share."""
 
 
 class GroupedGemm(NamedTuple):
-    """Products of one shape in one kernel, those of a rank's experts; one entry for each key."""
+    """Products of one shape, those of a rank's experts; one entry for each key."""
 
     num_products: FloatArray
     m: FloatArray
@@ -118,9 +152,11 @@ def rank_vocab(model: ModelSpec, tp: IntArray) -> FloatArray:
 
 def rank_embedding_parameters(model: ModelSpec, keys: OperatorKeys) -> FloatArray:
     """Embedding on the first stage: vocabulary rows over tp, positions and token types on every
-    rank.
+    rank; without those of input operators.
     """
     replicated = model.embedding_parameters() - model.vocab_size * model.hidden_size
+    if model.input_operators:
+        replicated -= model.input_operators.num_parameters(model.hidden_size)
     return rank_vocab(model, keys.tp) * model.hidden_size + replicated
 
 
@@ -129,8 +165,16 @@ def rank_head_parameters(model: ModelSpec, keys: OperatorKeys) -> tuple[FloatArr
     stage.
 
     The output matrix is counted whether tied or not: with pp > 1 a tied embedding exists on both
-    stages.
+    stages. Without output operators.
     """
     tied = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+    if model.output_operators:
+        tied += model.output_operators.num_parameters(model.hidden_size)
     replicated = np.full(len(keys.tp), float(model.head_parameters() - tied))
     return rank_vocab(model, keys.tp) * model.hidden_size, replicated
+
+
+def distinct_copies(places: FloatArray, copies: float) -> FloatArray:
+    """Different ones of n places that K random choices hit: n (1 - (1 - 1/n)^K)."""
+    hit: FloatArray = places * (1 - (1 - 1 / places) ** copies)
+    return hit

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,13 @@ LAYOUTS = ("even", "embedding", "loss", "embedding-loss", "first-last")
 """How layers are cut into stages: evenly; with the embedding, the loss or both counted as a layer;
 or with the number of layers of the first and last stage given and the rest even."""
 RECOMPUTES = ("none", "selective", "full")
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
+"""Parts of a layer that selective recompute can run again: the attention core, the norms, latent
+attention's up projections, the dense MLP, the experts' activation (Megatron's names)."""
+RECOMPUTE_MODULES = tuple(
+    "+".join(some) for count in range(1, len(MODULES) + 1) for some in combinations(MODULES, count)
+)
+"""Every choice of them, joined by ``+`` in that order."""
 PRECISIONS = (
     "fp32",
     "bf16",
@@ -60,7 +68,9 @@ PRECISIONS = (
     "nvfp4",
 )
 GRAD_DTYPES = ("fp32", "bf16")
-CP_COMM_TYPES = ("p2p", "all-gather", "a2a")
+CP_COMM_TYPES = ("p2p", "all-gather", "a2a", "a2a+p2p")
+"""Ring of keys and values, gathered keys and values, heads dealt out (Ulysses), and the hybrid:
+heads dealt out inside groups of cp_a2a ranks, a ring over the groups (arXiv:2405.07719)."""
 MOE_DISPATCHERS = ("all-to-all", "all-gather", "deepep")
 """How tokens reach their experts: NCCL all-to-all; every rank gathers all tokens; kernels that send
 a token to each node once (DeepEP, HybridEP)."""
@@ -73,6 +83,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "layout": LAYOUTS,
     "recompute": RECOMPUTES,
+    "recompute_modules": RECOMPUTE_MODULES,
     "precision": PRECISIONS,
     "grad_dtype": GRAD_DTYPES,
     "cp_comm_type": CP_COMM_TYPES,
@@ -118,10 +129,14 @@ class Plan:
     recompute: str = "none"
     recompute_num_layers: int = 0
     """With ``full``: layers recomputed in each virtual stage; 0 means all of them."""
+    recompute_modules: str = "core_attn"
+    """With ``selective``: what is recomputed, one of ``RECOMPUTE_MODULES``."""
     precision: str = "bf16"
     grad_dtype: str = "fp32"
     """Format in which gradients are accumulated and reduced."""
     cp_comm_type: str = "p2p"
+    cp_a2a: int = 1
+    """With ``a2a+p2p``: neighbouring context-parallel ranks that deal out heads among them."""
     tp_comm_overlap: bool = False
     """User-buffer overlap of tensor-parallel collectives with the GEMMs."""
     overlap_grad_reduce: bool = False
@@ -131,6 +146,8 @@ class Plan:
     moe_dispatcher: str = "all-to-all"
     ep_comm_overlap: bool = False
     """Tokens of one micro-batch travel to their experts while another one computes."""
+    fp8_param_gather: bool = False
+    """Weights of the fp8 GEMMs are kept in fp8 alone, without a 16-bit copy, and gathered so."""
     dp_replicate: int = 1
     """Replicas of the groups that gradients and parameters are sharded over (HSDP): with zero 2 and
     3 a group has dp * cp / dp_replicate ranks."""
@@ -169,6 +186,8 @@ class Plan:
             raise PlanError(
                 f"recompute_num_layers={self.recompute_num_layers} needs recompute=full"
             )
+        if self.recompute_modules != MODULES[0] and self.recompute != "selective":
+            raise PlanError(f"recompute_modules={self.recompute_modules} needs recompute=selective")
         return self
 
     def to_dict(self) -> dict[str, int | bool | str]:
@@ -246,6 +265,11 @@ def _check_field(name: str, value: object, kind: type) -> None:
     elif kind is bool:
         if not isinstance(value, bool):
             raise PlanError(f"{name} must be true or false, got {str(value)[:80]!r}")
+    elif name == "recompute_modules" and value not in RECOMPUTE_MODULES:
+        raise PlanError(
+            f"recompute_modules must be some of {', '.join(MODULES)} in this order, joined by +, "
+            f"got {str(value)[:80]!r}"
+        )
     elif value not in CHOICES[name]:
         raise PlanError(
             f"{name} must be one of {', '.join(CHOICES[name])}, got {str(value)[:80]!r}"
@@ -273,9 +297,11 @@ class PlanBatch:
     zero: IntArray
     recompute: IntArray
     recompute_num_layers: IntArray
+    recompute_modules: IntArray
     precision: IntArray
     grad_dtype: IntArray
     cp_comm_type: IntArray
+    cp_a2a: IntArray
     tp_comm_overlap: IntArray
     overlap_grad_reduce: IntArray
     overlap_param_gather: IntArray
@@ -283,6 +309,7 @@ class PlanBatch:
     cuda_graphs: IntArray
     moe_dispatcher: IntArray
     ep_comm_overlap: IntArray
+    fp8_param_gather: IntArray
     dp_replicate: IntArray
     reshard_after_forward: IntArray
     compile: IntArray

@@ -68,6 +68,10 @@ class ModelFacts:
     """Heads of state-space layers; the greatest common divisor."""
     scan_groups: int
     experts: ExpertFacts | None
+    custom_splits_over_tp: bool
+    """Every layer of custom operators says what tp divides (or there is none)."""
+    has_alike_inputs: bool
+    """No layer of custom operators states an input of its own, or all state the same."""
     kinds: tuple[str, ...]
     """Of sub-layers, by the names of ``Capabilities.sublayers``."""
 
@@ -135,7 +139,11 @@ def model_facts(model: ModelSpec) -> ModelFacts:
         scan_heads=math.gcd(*(part.num_heads for part in scans)),
         scan_groups=math.gcd(*(part.num_groups for part in scans)),
         experts=_expert_facts([p for p in parts if isinstance(p, MixtureOfExperts)]),
-        kinds=_kinds(layers),
+        custom_splits_over_tp=all(
+            layer.custom.splits_over("tp") for layer in layers if layer.custom
+        ),
+        has_alike_inputs=len({layer.custom and layer.custom.input_values for layer in layers}) == 1,
+        kinds=_kinds(layers, bool(model.customs)),
     )
 
 
@@ -158,7 +166,7 @@ def _expert_facts(parts: Sequence[MixtureOfExperts]) -> ExpertFacts | None:
     )
 
 
-def _kinds(layers: Sequence[Layer]) -> tuple[str, ...]:
+def _kinds(layers: Sequence[Layer], has_customs: bool) -> tuple[str, ...]:
     """In the order of :data:`parallelsim.framework.SUBLAYERS`."""
     softmax = [layer.attention for layer in layers if isinstance(layer.attention, Attention)]
     has = {
@@ -169,6 +177,7 @@ def _kinds(layers: Sequence[Layer]) -> tuple[str, ...]:
         "state-space": any(layer.state_space is not None for layer in layers),
         "mlp": any(layer.mlp is not None for layer in layers),
         "experts": any(layer.experts is not None for layer in layers),
+        "custom": has_customs,
     }
     return tuple(name for name, found in has.items() if found)
 

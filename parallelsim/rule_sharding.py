@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from parallelsim.plan import OPTIMIZERS, Plan, PlanBatch
+from parallelsim.plan import OPTIMIZERS, PlanBatch
 from parallelsim.rule_context import BoolArray, Context, Rule, unsupported
 
 
@@ -24,11 +22,15 @@ def replicas_uneven(c: Context, p: PlanBatch) -> BoolArray | bool:
     return uneven
 
 
-def _lacks(words: str, advice: str) -> Callable[[Context, Plan], str]:
-    def explain(c: Context, p: Plan) -> str:
-        return f"{c.framework.name} does not have {words}; {advice}"
-
-    return explain
+def sharding_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """The framework lacks hybrid groups, or always frees gathered parameters after forward."""
+    can = c.framework.capabilities
+    broken: BoolArray | bool = False
+    if not can.hybrid_sharding:
+        broken = broken | (p.dp_replicate > 1)
+    if not can.reshard_choice:
+        broken = broken | (p.reshard_after_forward == 0)
+    return broken
 
 
 SHARDING_RULES: tuple[Rule, ...] = (
@@ -60,26 +62,17 @@ SHARDING_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "framework-has-hybrid-sharding",
-        "the framework shards inside groups of which replicas exist",
+        "framework-has-sharding",
+        "the framework has replicated shard groups and a choice of when parameters are freed",
+        sharding_unsupported,
         lambda c, p: (
-            False if c.framework.capabilities.hybrid_sharding else p.dp_replicate > 1
+            f"{c.framework.name} does not have "
+            + (
+                "replicated shard groups; use dp_replicate=1"
+                if p.dp_replicate > 1 and not c.framework.capabilities.hybrid_sharding
+                else "a choice of reshard_after_forward; turn it on"
+            )
         ),
-        _lacks("replicated shard groups", "use dp_replicate=1"),
-    ),
-    Rule(
-        "framework-keeps-gathered-parameters",
-        "the framework can keep gathered parameters until the backward pass",
-        lambda c, p: (
-            False if c.framework.capabilities.reshard_choice else p.reshard_after_forward == 0
-        ),
-        _lacks("a choice of reshard_after_forward", "turn it on"),
-    ),
-    Rule(
-        "framework-compiles",
-        "the framework runs layers through a compiler",
-        lambda c, p: False if c.framework.capabilities.compile else p.compile > 0,
-        _lacks("compile", "turn it off"),
     ),
     Rule(
         "framework-has-optimizer",

@@ -21,7 +21,7 @@ from parallelsim.plan import (
     code,
 )
 from parallelsim.rule_context import BoolArray, Context, Rule, all_plans, choices, unsupported
-from parallelsim.rule_stages import FULL
+from parallelsim.rule_stages import FULL, SELECTIVE
 
 SWITCHES = (
     "sequence_parallel",
@@ -31,16 +31,22 @@ SWITCHES = (
     "cross_entropy_fusion",
     "cuda_graphs",
     "ep_comm_overlap",
+    "fp8_param_gather",
+    "compile",
 )
 """Plan switches that a framework may not have (fields of ``Capabilities`` under the same names)."""
-RECOMPUTE_KINDS = ("none", "selective", "full", "block")
+RECOMPUTE_KINDS = ("none", "selective", "full", "block", "modules")
 """``block`` is ``full`` with a number of layers."""
+KEEPS_FP8 = np.array([name.startswith(("fp8", "mxfp8")) for name in PRECISIONS])
+"""By precision code: weights can be kept in fp8 alone."""
 FP32, FP32_GRADS = code("precision", "fp32"), code("grad_dtype", "fp32")
 
 
 def recompute_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
     """The framework lacks the kind of recompute."""
     kinds = p.recompute + ((p.recompute == FULL) & (p.recompute_num_layers > 0))
+    if p.recompute_modules.any():
+        kinds = kinds + 3 * ((p.recompute == SELECTIVE) & (p.recompute_modules > 0))
     return unsupported(kinds, RECOMPUTE_KINDS, c.framework.capabilities.recomputes)
 
 
@@ -56,6 +62,15 @@ def switch_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
     if not refused:
         return False
     broken: BoolArray = np.logical_or.reduce([getattr(p, name) != 0 for name in refused])
+    return broken
+
+
+def fp8_gather_alone(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """Weights in fp8 alone without fp8 GEMMs, or without a sharded optimizer to master them."""
+    on = p.fp8_param_gather != 0
+    if not on.any():
+        return False
+    broken: BoolArray = on & ~(KEEPS_FP8[p.precision] & (p.zero > 0))
     return broken
 
 
@@ -93,6 +108,8 @@ def _framework_message(what: str, field: str, supported: str) -> Callable[[Conte
     def explain(c: Context, p: Plan) -> str:
         known = getattr(c.framework.capabilities, supported)
         value = p.recompute_label if field == "recompute" else getattr(p, field)
+        if field == "recompute" and p.recompute == "selective":
+            value = f"{value} of {p.recompute_modules}"
         return f"{c.framework.name} does not run {what} {value}; it has {choices(known)}"
 
     return explain
@@ -110,6 +127,15 @@ SWITCH_RULES: tuple[Rule, ...] = (
         "overlapping the parameter gather needs a sharded optimizer and overlapped gradients",
         lambda c, p: (p.overlap_param_gather != 0) & ((p.zero == 0) | (p.overlap_grad_reduce == 0)),
         _explain_gather_overlap,
+    ),
+    Rule(
+        "fp8-param-gather-needs-fp8-and-zero",
+        "keeping weights in fp8 alone needs an fp8 precision and a sharded optimizer",
+        fp8_gather_alone,
+        lambda c, p: (
+            f"fp8_param_gather needs an fp8 precision and zero >= 1, got {p.precision}, "
+            f"zero={p.zero}; change them or turn it off"
+        ),
     ),
     Rule(
         "zero-2-needs-one-stage",

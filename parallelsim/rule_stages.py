@@ -17,6 +17,7 @@ EXTRA_LAYERS = (0, 1, 1, 2, 0)
 """By layout: how many of embedding and loss count as a layer when layers are cut into stages."""
 EVEN, EMBEDDING_LOSS = code("layout", "even"), code("layout", "embedding-loss")
 FULL = code("recompute", "full")
+SELECTIVE = code("recompute", "selective")
 
 
 def layers_uneven(c: Context, p: PlanBatch) -> BoolArray:
@@ -53,9 +54,8 @@ def first_last_wrong(c: Context, p: PlanBatch) -> BoolArray:
         between = one_if_equal(p.pp[index] - 2)
         rest = c.model.num_layers - first - last
         each = rest // np.maximum(between, 1)
-        fits = (first > 0) & (last > 0) & ((rest > 0) == (between > 0))
-        fits &= (rest >= 0) & (between >= 0)
-        fits &= each * np.maximum(between, 1) == rest
+        fits = (first > 0) & (last > 0) & ((rest > 0) == (between > 0)) & (rest >= 0)
+        fits &= (each * np.maximum(between, 1) == rest) & (between >= 0)
         for layers in (first, last, each):
             fits &= layers // vpp * vpp == layers
         broken[index] = ~fits

@@ -2,8 +2,8 @@
 
 :data:`RULES` is the list; bit i of a mask stands for ``RULES[i]``. A search asks
 :func:`broken_rules` for millions of plans, a person asks :func:`explain` for one. The rules
-themselves are in ``rule_shapes``, ``rule_stages``, ``rule_experts``, ``rule_software`` and
-``rule_sharding``.
+themselves are in ``rule_shapes``, ``rule_sequences``, ``rule_stages``, ``rule_experts``,
+``rule_software`` and ``rule_sharding``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from parallelsim.model import ModelSpec
 from parallelsim.plan import IntArray, Plan, PlanBatch
 from parallelsim.rule_context import Context, Rule, context_of
 from parallelsim.rule_experts import EXPERT_RULES
+from parallelsim.rule_sequences import SEQUENCE_RULES
 from parallelsim.rule_shapes import SHAPE_RULES
 from parallelsim.rule_sharding import SHARDING_RULES
 from parallelsim.rule_software import SOFTWARE_RULES, SWITCH_RULES
@@ -26,6 +27,7 @@ from parallelsim.rule_stages import STAGE_RULES
 
 RULES: tuple[Rule, ...] = (
     *SHAPE_RULES,
+    *SEQUENCE_RULES,
     *STAGE_RULES,
     *SWITCH_RULES,
     *EXPERT_RULES,

@@ -37,6 +37,8 @@ class RunDefaults:
     compile_with_fp8: bool = False
     """Compiled with an fp8 precision or asynchronous tensor parallelism."""
     moe_dispatcher: str = "all-to-all"
+    fp8_param_gather: tuple[str, ...] = ()
+    """Precisions with which weights are kept in fp8 alone (and the optimizer is sharded)."""
     dropout: float = 0.0
     """Of models without gated MLP; gated ones are trained without."""
     plain_positions: str = "learned"
@@ -59,7 +61,9 @@ DEFAULTS: Mapping[str, RunDefaults] = {
             "gradients reduced "
             "in bf16, user buffers with sequence parallelism, fused cross-entropy, both "
             "overlaps; recompute only "
-            "where the recipe asks for it"
+            "where the recipe asks for it. fp8_param_gather is on in the presets of delayed and "
+            "current scaling and mxfp8, off for blockwise and nvfp4 (Megatron-Bridge 067f987d "
+            "training/mixed_precision.py; NeMo 8cfedd72 llm/recipes/precision/mixed_precision.py)"
         ),
         zero=1,
         grad_dtype="bf16",
@@ -69,6 +73,7 @@ DEFAULTS: Mapping[str, RunDefaults] = {
         overlap_param_gather=True,
         cross_entropy_fusion=True,
         moe_dispatcher="deepep",
+        fp8_param_gather=("fp8-delayed", "fp8-current", "mxfp8"),
         plain_positions="rope",
     ),
     "megatron-lm-2022": RunDefaults(

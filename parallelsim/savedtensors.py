@@ -9,20 +9,55 @@ from __future__ import annotations
 import numpy as np
 
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import Attention
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, OperatorKeys, rank_vocab
+from parallelsim.plan import code
+
+ALL_GATHER = code("cp_comm_type", "all-gather")
 
 
 def embedding_bytes(model: ModelSpec, keys: OperatorKeys) -> FloatArray:
     """Output of the embedding on the first stage: 2 h sigma a token, and a dropout mask."""
     per_hidden = keys.element_bytes + (1.0 if model.hidden_dropout > 0 else 0.0)
-    return per_hidden * keys.tokens(model) * model.hidden_size / keys.sequence_shards
+    tokens = keys.tokens(model) * (model.embedded_seq_length / model.seq_length)
+    return per_hidden * tokens * model.hidden_size / keys.sequence_shards
+
+
+def checkpoint_bytes(model: ModelSpec, keys: OperatorKeys, inputs: FloatArray | None) -> FloatArray:
+    """Input of one layer, 2 h sigma a token; where layers' inputs differ, the mean of ``inputs``
+    elements.
+    """
+    if inputs is None:
+        inputs = keys.tokens(model) * model.hidden_size / keys.sequence_shards
+    return keys.element_bytes * inputs
 
 
 def gathered_bytes(model: ModelSpec, keys: OperatorKeys) -> FloatArray:
-    """Transient of sequence parallelism: the gathered input and its gradient, 4 h a token."""
+    """Transients of one layer: the gathered input of sequence parallelism and its gradient, 4 h a
+    token, and what all-gather context parallelism gathers.
+    """
     sharded = keys.sequence_parallel > 0
-    return 2 * keys.element_bytes * np.where(sharded, model.hidden_size, 0.0) * keys.tokens(model)
+    longest = max(layer.seq_length or model.seq_length for layer, _ in model.layer_kinds)
+    tokens = keys.tokens(model) * (longest / model.seq_length)
+    hidden = 2 * keys.element_bytes * np.where(sharded, model.hidden_size, 0.0) * tokens
+    return hidden + _gathered_keys_bytes(model, keys, longest)
+
+
+def _gathered_keys_bytes(model: ModelSpec, keys: OperatorKeys, seq_length: int) -> FloatArray:
+    """Keys and values of the whole sequence with their gradients, 8 k s / tp, with all-gather
+    context parallelism; those of one layer at a time.
+    """
+    widths = [
+        part.kv_width
+        for layer, _ in model.layer_kinds
+        for part in layer.sublayers
+        if isinstance(part, Attention)
+    ]
+    widths += [custom.kv_width(model.hidden_size) for custom in model.customs]
+    gathers = (keys.cp > 1) & (keys.cp_comm_type == ALL_GATHER)
+    whole = 4 * keys.element_bytes * keys.micro_batch_size * float(seq_length)
+    return np.where(gathers, whole * max(widths, default=0) / keys.tp, 0.0)
 
 
 def loss_bytes(model: ModelSpec, framework: FrameworkSpec, keys: OperatorKeys) -> FloatArray:

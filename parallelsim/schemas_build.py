@@ -25,6 +25,7 @@ from parallelsim.cluster import (
     GemmEfficiency,
     Tier,
 )
+from parallelsim.custom_layers import custom_from_file
 from parallelsim.errors import SpecError
 from parallelsim.framework import (
     Capabilities,
@@ -82,6 +83,10 @@ def build_model(data: File, file: str) -> ModelSpec:
             name=data["name"],
             default_global_batch_tokens=training.get("global_batch_tokens") or 0,
             blocks=tuple(_block(block) for block in architecture["blocks"]),
+            **{
+                name: custom_from_file(architecture[name]) if architecture.get(name) else None
+                for name in ("input_operators", "output_operators")
+            },
             lora=_record(LoRA, training["lora"]) if training.get("lora") else None,
         )
     except SpecError as error:
@@ -212,6 +217,10 @@ def _layer(layer: File) -> Layer:
             given["causal"] = False
         parts[field] = _record(kind, part, **given)
     num_norms = layer.get("num_norms", len(parts))
+    if layer.get("operators"):
+        parts["custom"] = custom_from_file(layer["operators"], layer.get("input_values"))
+    elif layer.get("input_values") is not None:
+        raise SpecError("only layers with operators state their input", key="input_values")
     switches = {key: layer[key] for key in ("parallel", "seq_length") if key in layer}
     return Layer(**parts, **switches, num_norms=num_norms)
 

@@ -33,7 +33,7 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "grad_dtypes": GRAD_DTYPES,
     "layouts": LAYOUTS,
     "optimizers": OPTIMIZERS,
-    "recomputes": ("none", "selective", "full", "block"),
+    "recomputes": ("none", "selective", "full", "block", "modules"),
     "moe_dispatchers": MOE_DISPATCHERS,
     "sublayers": SUBLAYERS,
 }

@@ -8,9 +8,10 @@ be left out are :data:`OPTIONAL` here; their values are the dataclasses' default
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from parallelsim.errors import SpecError
 from parallelsim.yaml_io import require_sources, shown, shown_file, shown_key
@@ -45,6 +46,8 @@ class AttentionFile(StrictModel):
     window: int | None = OPTIONAL
     chunked: bool = OPTIONAL
     sinks: bool = OPTIONAL
+    rope: bool = OPTIONAL
+    qk_l2_norm: bool = OPTIONAL
 
 
 class CrossAttentionFile(StrictModel):
@@ -111,6 +114,46 @@ class ExpertsFile(StrictModel):
     capacity_factor: float | None = OPTIONAL
     load_cv: float = OPTIONAL
     latent_size: int | None = OPTIONAL
+    router_pre_softmax: bool = OPTIONAL
+    score_scale: float = OPTIONAL
+    scales_input: bool = OPTIONAL
+
+
+def _size(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise PydanticCustomError("size_type", "neither a number nor text")
+    return value
+
+
+Size = Annotated[Any, BeforeValidator(_size)]
+"""A number, or arithmetic in the symbols of ``expressions``."""
+
+
+class OperatorFile(StrictModel):
+    """One operator of a custom layer; which sizes it needs depends on its kind."""
+
+    name: str = Field(default=OPTIONAL, min_length=1, max_length=100)
+    kind: str
+    weights: bool = OPTIONAL
+    causal: bool = OPTIONAL
+    group: str = OPTIONAL
+    m: Size = OPTIONAL
+    n: Size = OPTIONAL
+    k: Size = OPTIONAL
+    height: Size = OPTIONAL
+    width: Size = OPTIONAL
+    in_channels: Size = OPTIONAL
+    out_channels: Size = OPTIONAL
+    kernel_size: Size = OPTIONAL
+    stride: Size = OPTIONAL
+    num_heads: Size = OPTIONAL
+    num_query_groups: Size = OPTIONAL
+    head_dim: Size = OPTIONAL
+    forward_bytes: Size = OPTIONAL
+    backward_bytes: Size = OPTIONAL
+    bytes: Size = OPTIONAL
+    parameters: Size = OPTIONAL
+    saved_bytes: Size = OPTIONAL
 
 
 class LayerFile(StrictModel):
@@ -125,6 +168,8 @@ class LayerFile(StrictModel):
     cross_attention: CrossAttentionFile | None = OPTIONAL
     mlp: MLPFile | None = OPTIONAL
     experts: ExpertsFile | None = OPTIONAL
+    operators: list[OperatorFile] = Field(default=OPTIONAL, min_length=1, max_length=1000)
+    input_values: Size = OPTIONAL
     num_norms: int = OPTIONAL
     parallel: bool = OPTIONAL
     seq_length: int | None = OPTIONAL
@@ -150,6 +195,7 @@ class ArchitectureFile(StrictModel):
     rotary_base: float = Field(default=OPTIONAL, ge=1, le=1e12)
     rotary_percent: float = Field(default=OPTIONAL, gt=0, le=1)
     norm_bias: bool = OPTIONAL
+    norm_affine: bool = OPTIONAL
     embedding_norm: bool = OPTIONAL
     final_norm: bool = OPTIONAL
     num_token_types: int = Field(default=OPTIONAL, ge=0, le=1000)
@@ -158,6 +204,8 @@ class ArchitectureFile(StrictModel):
     pooler: bool = OPTIONAL
     relative_position_buckets: int = OPTIONAL
     num_mtp_layers: int = OPTIONAL
+    input_operators: list[OperatorFile] = Field(default=OPTIONAL, min_length=1, max_length=1000)
+    output_operators: list[OperatorFile] = Field(default=OPTIONAL, min_length=1, max_length=1000)
     blocks: list[BlockFile] = Field(min_length=1, max_length=1000)
 
 
@@ -261,6 +309,7 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
+    "size_type": "a number, or arithmetic in symbols",
     "list_type": "a list",
     "model_type": "a mapping",
     "dict_type": "a mapping",

@@ -29,7 +29,7 @@ def repeated_seconds(
         + compute.selective_core_frac * attention_s
         + compute.selective_memory_bound_frac * memory_bound_s
     )
-    return np.where(keys.selective > 0, again, 0.0)
+    return np.where(keys.recomputes("core_attn"), again, 0.0)
 
 
 def selective_bytes(

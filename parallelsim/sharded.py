@@ -3,7 +3,7 @@
 Parameters of one layer are gathered while the layer before computes, gradients scattered while the
 next one does. Symbols: f, b forward and backward seconds of one layer, AG gathering its parameters
 and RS scattering its gradients inside a shard group, AR summing the scattered gradients over the
-replicas of the group, kappa what traffic slows computation by (docs/equations.md T19).
+replicas of the group, kappa what traffic slows computation by (docs/equations.md T20).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from parallelsim.collectives import Network
 from parallelsim.costs import CostTable
 from parallelsim.exposure import DataParallel
-from parallelsim.memory import FP32, IS_FP32, States
-from parallelsim.operators import IS_FP8, FloatArray, IntArray
+from parallelsim.memory import FP32, IS_FP32, States, gathered_width
+from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan import PlanBatch
 from parallelsim.stages import Columns
 
@@ -107,8 +107,7 @@ def _layer_traffic(
     table: CostTable, plans: PlanBatch, columns: Columns, held: States
 ) -> Traffic:
     """Of one layer, routed experts by themselves: other ranks hold copies of them."""
-    in_fp8 = IS_FP8[plans.precision] & table.framework.overlap.fp8_gather
-    width = np.where(in_fp8, 1.0, gathered_width(plans))
+    width = gathered_width(plans)
     gradient = np.where(plans.grad_dtype == FP32, 4.0, 2.0)
 
     def traffic(
@@ -134,10 +133,6 @@ def _edge_traffic(table: CostTable, rows: IntArray, plans: PlanBatch) -> Traffic
     gradient = np.where(plans.grad_dtype == FP32, 4.0, 2.0)
     shards = (plans.dp * plans.cp).astype(np.float64)
     trained = 0.0 if table.model.lora else parameters
-    moved = (gathered_width(plans) * parameters, gradient * trained)
+    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    moved = (wide * parameters, gradient * trained)
     return unit_traffic(table.network, plans, shards, plans.tp, *moved)
-
-
-def gathered_width(plans: PlanBatch) -> FloatArray:
-    """Bytes of a gathered parameter: 2, or 4 in fp32."""
-    return np.where(IS_FP32[plans.precision], 4.0, 2.0)

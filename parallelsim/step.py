@@ -20,8 +20,9 @@ from parallelsim.exposure import (
 )
 from parallelsim.memory import (
     FP32,
-    IS_FP32,
     States,
+    gathered_expert_bytes,
+    gathered_parameter_bytes,
     most_expert_parameters,
     most_parameters,
 )
@@ -309,30 +310,35 @@ def after_stages(
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
 
-    def synchronized(held: FloatArray, ranks: FloatArray, stride: IntArray) -> DataParallel:
+    def synchronized(
+        held: FloatArray, gathered: FloatArray, ranks: FloatArray, stride: IntArray
+    ) -> DataParallel:
         return data_parallel_exposed(
             framework.overlap,
             table.network,
             num_ranks=ranks,
             stride=stride,
             gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * held,
-            parameter_bytes=np.where(IS_FP32[plans.precision], 4.0, 2.0) * held,
+            parameter_bytes=gathered,
             zero=plans.zero,
             overlap_grad_reduce=plans.overlap_grad_reduce,
             overlap_param_gather=plans.overlap_param_gather,
             micro_batch_s=pipeline.steady_s / m,
             window=window,
+            num_layers=np.maximum(np.maximum(*columns.layers[:2]), columns.layers.last),
         )
 
-    reduce_s, gather_s = synchronized(parameters, holders, plans.tp)
-    optimizer = optimizer_time(table, parameters, owners, plans, fp8)
+    gathered = gathered_parameter_bytes(held, plans, columns)
+    reduce_s, gather_s = synchronized(parameters, gathered, holders, plans.tp)
+    optimizer = optimizer_time(table, parameters, owners, plans)
     if held.experts is not None and held.adapter_parameters is None:
         of_experts, ranks = most_expert_parameters(held.experts, columns), held.experts.replicas
         ranks = ranks * columns.ends.copies
-        more = synchronized(of_experts, ranks, plans.ep * plans.etp)
+        gathered = gathered_expert_bytes(held.experts, plans, columns)
+        more = synchronized(of_experts, gathered, ranks, plans.ep * plans.etp)
         reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
         owners = shard_ranks(plans, ranks)
-        optimizer = optimizer + optimizer_time(table, of_experts, owners, plans, fp8)
+        optimizer = optimizer + optimizer_time(table, of_experts, owners, plans)
     if (plans.zero >= 2).any():
         reduce_s, gather_s = _sharded(table, rows, plans, columns, held, (reduce_s, gather_s))
     dp = reduce_s + gather_s

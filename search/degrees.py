@@ -13,6 +13,9 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 
 MAX_MICRO_BATCH_SIZE = 64
+MAX_SHORT_TOKENS = 32_768
+"""Sequences (images) so short that 64 of them are fewer tokens: as many as make these."""
+MAX_SHORT_BATCH_SIZE = 1024
 
 
 def divisors(number: int) -> list[int]:
@@ -67,11 +70,17 @@ def degree_choices(
                 yield tp, cp, rest // cp
 
 
-def micro_batch_sizes(global_batch_size: int, dp: int, asked: Asked) -> list[int]:
+def largest_micro_batch(seq_length: int) -> int:
+    """Sequences of the largest micro-batch that is searched."""
+    short = min(MAX_SHORT_TOKENS // seq_length, MAX_SHORT_BATCH_SIZE)
+    return max(MAX_MICRO_BATCH_SIZE, short)
+
+
+def micro_batch_sizes(global_batch_size: int, dp: int, largest: int, asked: Asked) -> list[int]:
     """Sizes that divide a replica's share of the batch, or those of the caller's."""
     per_replica, left = divmod(global_batch_size, dp)
     given = asked.values.get("micro_batch_size", ())
     possible = [int(n) for n in given if 1 <= int(n) <= max(per_replica, 1)]
     # A batch that the replicas do not divide has no micro-batch: one plan stays to say so.
-    sizes = [n for n in range(1, MAX_MICRO_BATCH_SIZE + 1) if per_replica % n == 0]
+    sizes = [n for n in range(1, largest + 1) if per_replica % n == 0]
     return asked.allowed("micro_batch_size", [1] if left else sizes, possible)

@@ -5,9 +5,8 @@ Left out unless asked for, because they cannot win:
 * etp that does not divide tp, and etp > 1 where ep * etp divides the experts: ep alone spreads them
   as far, with fewer copies of tokens and wider matrices (kept where experts are unevenly loaded:
   etp evens it out);
-* dispatchers that another one beats: sending a token to each node once is never slower than to
-  each expert, and the same within a node; gathering all tokens of more ranks than a token has
-  experts brings mostly tokens of no use, in buffers that are not modelled;
+* gathering all tokens of more ranks than a token has experts, which brings mostly tokens of no
+  use, in buffers that are not modelled;
 * ep_comm_overlap off where it can be on.
 """
 
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from parallelsim.search.asked import Asked
 from parallelsim.search.degrees import divisors
 
-from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError
 from parallelsim.framework import Capabilities
 from parallelsim.model import ModelSpec
@@ -39,8 +37,6 @@ class ExpertChoices:
     """None: a dense model, whose only choice is ep = etp = 1."""
     can: Capabilities
     asked: Asked
-    domain_size: int
-    """GPUs that a node (or larger domain of fast links) joins."""
     overlaps: bool
     """The model and the precision allow ep_comm_overlap."""
 
@@ -48,7 +44,6 @@ class ExpertChoices:
     def of(
         cls,
         model: ModelSpec,
-        cluster: ClusterSpec,
         can: Capabilities,
         asked: Asked,
         precision: str,
@@ -60,7 +55,7 @@ class ExpertChoices:
         """
         experts = model_facts(model).experts
         overlaps = can.ep_comm_overlap and precision != "fp32" and model.num_mtp_layers <= 1
-        found = cls(experts, can, asked, cluster.domain_size, overlaps)
+        found = cls(experts, can, asked, overlaps)
         if experts and not asked.allowed("ep", [1], found._degrees()):
             given = ", ".join(str(v) for v in asked.values["ep"])
             known = ", ".join(str(n) for n in found._degrees())
@@ -126,9 +121,7 @@ class ExpertChoices:
         if self.experts is None or num_ranks == 1:
             return ["all-to-all"], ["all-to-all"]
         possible = list(self.can.moe_dispatchers)
-        across = num_ranks > self.domain_size
-        first, second = ("deepep", "all-to-all") if across else ("all-to-all", "deepep")
-        usual = [name for name in (first, second) if name in possible][:1]
+        usual = [name for name in possible if name != "all-gather"]
         if "all-gather" in possible and (num_ranks <= self.experts.top_k or not usual):
             usual.append("all-gather")
         return usual, possible

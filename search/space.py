@@ -9,20 +9,22 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 
 * tp beyond the innermost tier (its collectives would leave NVLink);
 * cp that does not divide the sequence into two pieces a rank;
-* the off positions of overlap switches and of the fused cross-entropy: on is never slower nor
-  larger;
+* hybrid context parallelism where tp * cp stays inside the innermost tier, and its other splits;
+* the off positions of overlap switches, of the fused cross-entropy and of weights kept in fp8
+  alone: on is never slower nor larger;
 * selective recompute of the attention core with flash attention: it saves only what flash
   attention does not store;
 * ZeRO 2 and 3 of software with a launch target: no exporter writes them; other optimizers than the
   first of the software; offload of activations;
 * sequence parallelism off for a mixture of experts with tp > 1, dispatchers that another one beats
   everywhere, and gathering all tokens to more ranks than a token has experts;
-* 16-bit gradients and other precisions (they change the training), CUDA graphs (their memory is
-  not modelled).
+* 16-bit gradients and other precisions (they change the training);
+* CUDA graphs of models without experts, whose layers do not wait for their launches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,19 +32,25 @@ from typing import Any
 
 import numpy as np
 from parallelsim.search.asked import Asked, Value
-from parallelsim.search.degrees import degree_choices, degree_values, micro_batch_sizes
+from parallelsim.search.degrees import (
+    degree_choices,
+    degree_values,
+    largest_micro_batch,
+    micro_batch_sizes,
+)
 from parallelsim.search.experts import EXPERT_FIELDS, ExpertChoices
 from parallelsim.search.schedules import check_schedules, with_all_schedules
 from parallelsim.search.shardings import Shardings, sharding_choices
 from parallelsim.search.stagings import STAGED, Stagings
-from parallelsim.search.switches import SWITCHES, switch_rows
+from parallelsim.search.switches import SWITCHES, hybrid_split, switch_rows
 
 from parallelsim.cluster import ClusterSpec
+from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import IntArray, PlanBatch, code
+from parallelsim.plan import CHOICES, IntArray, PlanBatch, code
 from parallelsim.rule_context import BoolArray, ModelFacts, model_facts
-from parallelsim.rule_stages import FULL
+from parallelsim.rule_stages import FULL, SELECTIVE
 
 BLOCK_PLANS = 1 << 16
 _ANY, _WITHOUT, _WITH = range(3)
@@ -113,6 +121,7 @@ class SearchSpace:
         """
         shared = self._shared_table(pp)
         columns = self._common(pp) | {name: shared[:, i] for i, name in enumerate(self._shared)}
+        columns["recompute_modules"] = self._modules
         return PlanBatch.from_columns(len(shared), columns)
 
     def num_stagings(self, pp: int) -> IntArray:
@@ -148,7 +157,7 @@ class SearchSpace:
         width = len(self._dealt)
         for pp in self.pipeline_degrees:
             for tp, cp, dp in self._degree_choices(pp):
-                batches = micro_batch_sizes(self.global_batch_size, dp, self._asked)
+                batches = self._micro_batch_sizes(dp)
                 sizes.setdefault((tp, cp), set()).update(batches)
                 ways = self._expert_table(pp, tp, tp * cp * dp).tolist()
                 dealt.setdefault((tp, cp), set()).update(map(tuple, ways))
@@ -156,7 +165,7 @@ class SearchSpace:
             self._rows(
                 *(tp, cp, 1),
                 sorted(known),
-                self._shape_switches(tp > 1, cp > 1),
+                self._shape_switches(tp, cp),
                 np.array(sorted(dealt[tp, cp]), np.int64).reshape(len(dealt[tp, cp]), width),
             )
             for (tp, cp), known in sizes.items()
@@ -166,7 +175,8 @@ class SearchSpace:
             name: np.tile(rows[:, i], 2) for i, name in enumerate(self._shared)
         }
         columns["precision"] = code("precision", self.precision)
-        columns["recompute"] = np.repeat([0, code("recompute", "selective")], len(rows))
+        columns["recompute"] = np.repeat([0, SELECTIVE], len(rows))
+        columns["recompute_modules"] = np.repeat([0, self._modules], len(rows))
         return PlanBatch.from_columns(2 * len(rows), columns)
 
     def _product(self, pp: int, shared: IntArray, staged: IntArray) -> PlanBatch:
@@ -175,6 +185,9 @@ class SearchSpace:
         columns = self._common(pp)
         columns |= {name: np.tile(shared[:, i], outer) for i, name in enumerate(self._shared)}
         columns |= {name: np.repeat(staged[:, i], inner) for i, name in enumerate(STAGED)}
+        if self._modules:
+            again = np.asarray(columns["recompute"]) == SELECTIVE
+            columns["recompute_modules"] = np.where(again, self._modules, 0)
         return PlanBatch.from_columns(inner * outer, columns)
 
     def _common(self, pp: int) -> dict[str, object]:
@@ -188,6 +201,14 @@ class SearchSpace:
         return Asked(given | more)
 
     @cached_property
+    def _modules(self) -> int:
+        """Code of what selective recompute runs again: the one choice given, else the default."""
+        given = self._asked.values.get("recompute_modules", (CHOICES["recompute_modules"][0],))
+        if len(given) > 1:
+            raise PlanError("recompute_modules takes one choice for a search, got several")
+        return code("recompute_modules", str(given[0]))
+
+    @cached_property
     def _degrees(self) -> dict[str, list[int]]:
         return degree_values(self.model, self.cluster, self.framework, self._asked)
 
@@ -198,7 +219,7 @@ class SearchSpace:
     @cached_property
     def _experts(self) -> ExpertChoices:
         can = self.framework.capabilities
-        return ExpertChoices.of(self.model, self.cluster, can, self._asked, self.precision)
+        return ExpertChoices.of(self.model, can, self._asked, self.precision)
 
     @cached_property
     def _dealt(self) -> tuple[str, ...]:
@@ -210,6 +231,10 @@ class SearchSpace:
         """Fields that do not depend on how layers are cut into stages."""
         return (*_DEGREES, *SWITCHES, *self._dealt)
 
+    def _micro_batch_sizes(self, dp: int) -> list[int]:
+        largest = largest_micro_batch(self.model.seq_length)
+        return micro_batch_sizes(self.global_batch_size, dp, largest, self._asked)
+
     def _degree_choices(self, pp: int) -> Iterator[tuple[int, int, int]]:
         return degree_choices(self._degrees, self.cluster.num_gpus, pp)
 
@@ -219,9 +244,9 @@ class SearchSpace:
             tables = [
                 self._rows(
                     *(tp, cp, dp),
-                    micro_batch_sizes(self.global_batch_size, dp, self._asked),
+                    self._micro_batch_sizes(dp),
                     self._switch_table(
-                        *(tp > 1, cp > 1, dp * cp > 1),
+                        *(tp, cp, dp * cp > 1),
                         sharding_choices(self.framework, self._asked, pp=pp, cp=cp, dp=dp),
                     ),
                     self._expert_table(pp, tp, tp * cp * dp),
@@ -242,27 +267,31 @@ class SearchSpace:
         return _crossed(rows, dealt) if dealt.shape[1] else rows
 
     def _switch_table(
-        self, many_tp: bool, many_cp: bool, many_shards: bool, shardings: Shardings
+        self, tp: int, cp: int, many_shards: bool, shardings: Shardings
     ) -> IntArray:
-        """Canonical combinations of the switches, given which degrees are above 1."""
-        key = (many_tp, many_cp, many_shards, shardings)
+        """Canonical combinations of the switches for these degrees."""
+        heads = math.gcd(self._facts.heads, *self._facts.groups)
+        split = hybrid_split(tp, cp, self.cluster.domain_size, heads)
+        key = (tp > 1, cp, split, many_shards, shardings)
         if key not in self._switch_tables:
             rows = switch_rows(
                 self.framework.capabilities,
                 self._asked,
-                many_tp=many_tp,
-                many_cp=many_cp,
+                many_tp=tp > 1,
+                cp=cp,
+                cp_a2a=split,
                 many_shards=many_shards,
                 shardings=shardings,
                 model=self._facts,
+                precision=self.precision,
             )
             table = np.array(list(rows), np.int64).reshape(-1, len(SWITCHES))
             self._switch_tables[key] = table
         return self._switch_tables[key]
 
-    def _shape_switches(self, many_tp: bool, many_cp: bool) -> IntArray:
+    def _shape_switches(self, tp: int, cp: int) -> IntArray:
         """The switches without those that no shape depends on."""
-        table = self._switch_table(many_tp, many_cp, True, ((0, 1),)).copy()
+        table = self._switch_table(tp, cp, True, ((0, 1),)).copy()
         table[:, [SWITCHES.index(name) for name in _WITHOUT_SHAPE]] = 0
         return np.unique(table, axis=0)
 
@@ -314,7 +343,9 @@ class SearchSpace:
         return {}
 
     @cached_property
-    def _switch_tables(self) -> dict[tuple[bool, bool, bool, Shardings], IntArray]:
+    def _switch_tables(
+        self,
+    ) -> dict[tuple[bool, int, int | None, bool, Shardings], IntArray]:
         return {}
 
     @cached_property

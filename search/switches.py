@@ -9,15 +9,20 @@ from parallelsim.search.asked import Asked
 from parallelsim.search.shardings import Shardings
 
 from parallelsim.framework import Capabilities
+from parallelsim.plan import code
 from parallelsim.rule_context import ModelFacts
+from parallelsim.rule_software import KEEPS_FP8
 
+HYBRID = "a2a+p2p"
 SWITCHES = (
     "sequence_parallel",
     "zero",
     "cp_comm_type",
+    "cp_a2a",
     "tp_comm_overlap",
     "cross_entropy_fusion",
     "cuda_graphs",
+    "fp8_param_gather",
     "grad_dtype",
     "overlap_grad_reduce",
     "overlap_param_gather",
@@ -35,29 +40,30 @@ def switch_rows(
     asked: Asked,
     *,
     many_tp: bool,
-    many_cp: bool,
+    cp: int,
+    cp_a2a: int | None,
     many_shards: bool,
     shardings: Shardings,
     model: ModelFacts,
+    precision: str,
 ) -> Iterator[tuple[int, ...]]:
     """Values of :data:`SWITCHES`, given which degrees are above 1.
 
     A mixture of experts needs sequence parallelism wherever tp > 1; latent attention and sinks
-    have one kind of context parallelism.
+    have one kind of context parallelism. ``cp_a2a``: of the hybrid kind, None where it is left out.
     """
     sharding = (False, True) if many_tp and can.sequence_parallel else (False,)
-    kinds = can.cp_comm_types if many_cp else ("p2p",)
     only = "p2p" if model.has_latent_attention else "a2a" if model.has_sinks else None
-    usual_kinds = [kind for kind in kinds if only in (None, kind) or not many_cp]
     fusion = (False, True) if can.cross_entropy_fusion else (False,)
     graphs = (False, True) if can.cuda_graphs else (False,)
     compiles = (False, True) if can.compile else (False,)
     offloads = range(101) if can.activation_offload else (0,)
-    for (zero, replicas), kind, fused, graph, dtype, *rest in itertools.product(
+    can_keep_fp8 = can.fp8_param_gather and KEEPS_FP8[code("precision", precision)]
+    for (zero, replicas), (kind, dealt), fused, graph, dtype, *rest in itertools.product(
         shardings,
-        asked.allowed("cp_comm_type", usual_kinds, kinds),
+        _cp_kinds(can, asked, cp, cp_a2a, only),
         asked.allowed("cross_entropy_fusion", fusion[-1:], fusion),
-        asked.allowed("cuda_graphs", graphs[:1], graphs),
+        asked.allowed("cuda_graphs", graphs if model.experts else graphs[:1], graphs),
         asked.allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
         asked.allowed("compile", compiles[-1:], compiles),
         asked.allowed("optimizer", can.optimizers[:1], can.optimizers),
@@ -66,17 +72,52 @@ def switch_rows(
         usual = sharding[-1:] if model.experts else sharding
         for sp in asked.allowed("sequence_parallel", usual, sharding):
             buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
-            for user_buffers in asked.allowed("tp_comm_overlap", buffers[-1:], buffers):
-                for overlaps in _overlap_rows(can, asked, many_shards, zero):
-                    chosen = (sp, zero, kind, user_buffers, fused, graph, dtype, *overlaps)
-                    for reshards in _reshard_rows(can, asked, zero):
-                        yield (*chosen, replicas, reshards, *rest)
+            fp8 = (False, True) if zero and can_keep_fp8 else (False,)
+            for user_buffers, fp8_weights, overlaps in itertools.product(
+                asked.allowed("tp_comm_overlap", buffers[-1:], buffers),
+                asked.allowed("fp8_param_gather", fp8[-1:], fp8),
+                _overlap_rows(can, asked, many_shards, zero),
+            ):
+                switches = (user_buffers, fused, graph, fp8_weights)
+                chosen = (sp, zero, kind, dealt, *switches, dtype, *overlaps)
+                for reshards in _reshard_rows(can, asked, zero):
+                    yield (*chosen, replicas, reshards, *rest)
 
 
 def _reshard_rows(can: Capabilities, asked: Asked, zero: int) -> list[int]:
     """Positions of reshard_after_forward."""
     positions = (True, False) if zero == 3 and can.reshard_choice else (True,)
     return asked.allowed("reshard_after_forward", positions, positions)
+
+
+def _cp_kinds(
+    can: Capabilities, asked: Asked, cp: int, cp_a2a: int | None, only: str | None
+) -> list[tuple[int, int]]:
+    """(cp_comm_type, cp_a2a): of the hybrid, the given split alone, or every one where the caller
+    asks for the kind or for a split.
+    """
+    if cp == 1:
+        ones = asked.allowed("cp_comm_type", ("p2p",), ("p2p",))
+        return [(kind, dealt) for kind in ones for dealt in asked.allowed("cp_a2a", (1,), (1,))]
+    usual = [k for k in can.cp_comm_types if only in (None, k)]
+    is_asked = "cp_a2a" in asked.values or HYBRID in asked.values.get("cp_comm_type", ())
+    splits = [n for n in range(2, cp) if cp % n == 0] if is_asked else [cp_a2a] if cp_a2a else []
+    hybrid = code("cp_comm_type", HYBRID)
+    return [
+        (kind, dealt)
+        for kind in asked.allowed("cp_comm_type", usual, can.cp_comm_types)
+        for dealt in asked.allowed("cp_a2a", *((splits,) * 2 if kind == hybrid else ((1,),) * 2))
+    ]
+
+
+def hybrid_split(tp: int, cp: int, domain_size: int, heads: int) -> int | None:
+    """The cp_a2a to search: the largest that keeps heads whole and the exchange inside the
+    innermost tier; None where the whole group fits into that tier, or there is none.
+    """
+    if tp * cp <= domain_size or not heads:
+        return None
+    fits = [n for n in range(2, domain_size // tp + 1) if cp % n == 0 and heads % (tp * n) == 0]
+    return max((n for n in fits if n < cp), default=None)
 
 
 def _overlap_rows(

@@ -12,7 +12,8 @@ One rank of stage i holds S_i + max((1 + phi) D_i, T_i) + C0 bytes, where
     E_i   the embedding's output on the first stage
     X_i   logits and cross-entropy on the last stage
     R_i   one layer that full recomputation rebuilds;  B_i  the backward working set of one layer
-    G     the gathered input of sequence parallelism;  T_i  the optimizer step's transient
+    G     the gathered input of sequence parallelism, keys and values of all-gather context
+          parallelism;  T_i  the optimizer step's transient
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ def saved_bytes_per_token(
     kv = max(attention.num_query_groups / t, 1.0) * attention.head_dim
     heads = attention.num_heads / t
 
+    again = plan.recompute_modules.split("+") if plan.recompute == "selective" else []
     total = 4 * layer.num_norms * h * sigma
+    if "layernorm" in again:  # inputs alone
+        total -= 2 * layer.num_norms * h * sigma
     if model.norm == "rmsnorm" and not framework.compute.fused_rmsnorm:
         total += facts.unfused_norm_bytes * h * sigma
     if model.hidden_dropout > 0:
@@ -165,11 +169,13 @@ def saved_bytes_per_token(
     total += 2 * q
     if framework.compute.flash_attention:
         total += 4 * heads
-    elif plan.recompute != "selective":
+    elif "core_attn" not in again:
         score_bytes = 2 + 1 + 2 if model.attention_dropout > 0 else 2
         total += score_bytes * heads * model.seq_length / plan.cp
     if sequence_parallel and facts.keeps_gathered_input:
         total += 4 * h
+    if "mlp" in again:
+        return total
     per_unit = facts.mlp_bytes_gated if layer.mlp.gated else facts.mlp_bytes_plain
     return total + per_unit * layer.mlp.ffn_hidden_size / t
 
@@ -224,6 +230,10 @@ def _stage_memory(
         x = facts.logits_bytes_fused if plan.cross_entropy_fusion else facts.logits_bytes
         loss = x * n * vocab / (1 if facts.logits_gathered else t)
     gathered = 4 * h * n if plan.sequence_parallel and t > 1 else 0.0
+    if plan.cp > 1 and plan.cp_comm_type == "all-gather":
+        # keys, values and their gradients of the whole sequence, 16 bits each
+        columns = max(layer.attention.kv_width for layer, _ in model.layer_kinds)
+        gathered += 8 * columns / t * plan.micro_batch_size * model.seq_length
 
     dynamic = activations + max(loss, rebuilt + working) + gathered
     step = facts.optimizer_step_bytes_per_param * num_parameters if plan.zero >= 1 else 0.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from sharding_rules import broken_sharding
 
 from parallelsim.cluster import ClusterSpec
+from parallelsim.custom_layers import Custom
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import MLP, Attention, LatentAttention, MixtureOfExperts, StateSpace
 from parallelsim.model import ModelSpec
@@ -68,14 +71,28 @@ def _broken_shape(
                 found |= {"heads-divide-by-tp"} if part.num_heads % tp else set()
                 if cp > 1 and plan.cp_comm_type != "p2p":
                     found.add("latent-attention-needs-p2p")
+                hybrid = cp > 1 and plan.cp_comm_type == "a2a+p2p"
+                if hybrid and part.num_heads % (tp * plan.cp_a2a):
+                    found.add("hybrid-cp-heads")
                 if cp > 1 and plan.cp_comm_type == "a2a" and part.num_heads % (tp * cp):
                     found.add("a2a-heads-divide-by-cp")
             elif isinstance(part, StateSpace):
                 found |= _broken_scan(part, plan)
+            elif isinstance(part, Custom):
+                texts = " ".join(size.text for each in part.operators for _, size in each.sizes)
+                if tp > 1 and not re.search(r"\b(tp|sp)\b", texts):
+                    found.add("custom-layers-split-over-tp")
             else:
                 is_mlp = isinstance(part, MLP)
                 width = part.ffn_hidden_size if is_mlp else part.shared_ffn_hidden_size
                 found |= {"ffn-divides-by-tp"} if width % tp else set()
+    inputs = {layer.custom and layer.custom.input_values for layer, _ in model.layer_kinds}
+    if plan.pp > 1 and len(inputs) > 1:
+        found.add("stages-exchange-one-shape")
+    hybrid = cp > 1 and plan.cp_comm_type == "a2a+p2p"
+    splits = [n for n in range(2, cp) if cp % n == 0] if hybrid else [1]
+    if plan.cp_a2a not in splits:
+        found.add("hybrid-cp-sizes")
     if plan.pp > 1 and len(lengths) > 1:
         found.add("cross-attention-needs-one-stage")
     if cp > 1 and any(length % (2 * cp) for length in lengths):
@@ -104,6 +121,11 @@ def _broken_attention(
         found.add("a2a-heads-divide-by-cp")
     if cp > 1 and kind == "p2p" and attention.window and attention.window < seq_length:
         found.add("window-needs-a2a-or-all-gather")
+    if cp > 1 and kind == "a2a+p2p":
+        if heads % (tp * plan.cp_a2a) or groups % (tp * plan.cp_a2a):
+            found.add("hybrid-cp-heads")
+        if attention.window and attention.window < seq_length:
+            found.add("hybrid-cp-without-window")
     if cp > 1 and kind != "a2a" and attention.sinks:
         found.add("sinks-need-a2a")
     return found
@@ -158,8 +180,8 @@ def _broken_experts(model: ModelSpec, framework: FrameworkSpec, plan: Plan) -> s
 def _kinds(model: ModelSpec) -> set[str]:
     """Kinds of sub-layers that the model is made of."""
     names = {Attention: "attention", LatentAttention: "latent-attention", MLP: "mlp"}
-    names |= {StateSpace: "state-space", MixtureOfExperts: "experts"}
-    found = set()
+    names |= {StateSpace: "state-space", MixtureOfExperts: "experts", Custom: "custom"}
+    found = {"custom"} if model.input_operators or model.output_operators else set()
     for layer, _ in model.layer_kinds:
         own = [part for part in layer.sublayers if part is not layer.cross_attention]
         found |= {names[type(part)] for part in own}
@@ -222,6 +244,9 @@ def _broken_switches(plan: Plan) -> set[str]:
         found.add("tp-overlap-needs-sequence-parallel")
     if plan.overlap_param_gather and not (plan.zero >= 1 and plan.overlap_grad_reduce):
         found.add("param-gather-overlap-needs-zero")
+    keeps_fp8 = plan.precision in ("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8")
+    if plan.fp8_param_gather and not (keeps_fp8 and plan.zero >= 1):
+        found.add("fp8-param-gather-needs-fp8-and-zero")
     if plan.zero >= 2 and plan.pp > 1:
         found.add("zero-2-needs-one-stage")
     if plan.precision == "fp32" and plan.grad_dtype != "fp32":
@@ -232,6 +257,7 @@ def _broken_switches(plan: Plan) -> set[str]:
 def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> set[str]:
     can = framework.capabilities
     block = plan.recompute == "full" and plan.recompute_num_layers > 0
+    modules = plan.recompute == "selective" and plan.recompute_modules != "core_attn"
     switches = (
         "sequence_parallel",
         "tp_comm_overlap",
@@ -240,6 +266,8 @@ def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: P
         "cross_entropy_fusion",
         "cuda_graphs",
         "ep_comm_overlap",
+        "compile",
+        "fp8_param_gather",
     )
     checks = {
         "precision-on-accelerator": plan.precision in cluster.accelerator.precisions,
@@ -249,7 +277,10 @@ def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: P
         "framework-has-precision": plan.precision in can.precisions,
         "framework-has-grad-dtype": plan.grad_dtype in can.grad_dtypes,
         "framework-has-layout": plan.layout in can.layouts,
-        "framework-has-recompute": ("block" if block else plan.recompute) in can.recomputes,
+        "framework-has-recompute": (
+            "block" if block else "modules" if modules else plan.recompute
+        )
+        in can.recomputes,
         "framework-has-switches": all(getattr(can, s) for s in switches if getattr(plan, s)),
     }
     return {name for name, obeyed in checks.items() if not obeyed}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan, PlanBatch
+from parallelsim.plan import RECOMPUTE_MODULES, Plan, PlanBatch
 from parallelsim.rules import broken_rules
 
 
@@ -46,6 +46,9 @@ def random_plan(model: ModelSpec, num_gpus: int, rng: random.Random) -> Plan:
         sequence_parallel=tp > 1 and rng.random() < 0.7,
         zero=rng.choice([0, 1, 1, 2, 3]),
         recompute=recompute,
+        recompute_modules=rng.choice(RECOMPUTE_MODULES)
+        if recompute == "selective"
+        else RECOMPUTE_MODULES[0],
         recompute_num_layers=rng.choice([0, 1, 2, 3, 5]) if recompute == "full" else 0,
         precision=rng.choice(["bf16", "bf16", "fp16"]),
         grad_dtype=rng.choice(["fp32", "fp32", "bf16"]),

@@ -9,6 +9,7 @@ from parallelsim.plan import Plan
 
 LLAMA = load_model("llama3-70b").with_seq_length(8192)  # 80 layers, 64 heads, 8 groups, ffn 28672
 MISTRAL = load_model("mistral-7b-v0.1").with_seq_length(8192)  # window 4096
+RESNET = load_model("resnet-50")  # 16 blocks of custom operators
 CLUSTER = load_cluster("hgx-h100", 256)
 MEGATRON = load_framework("megatron-core")
 PIPE = Plan(tp=8, pp=4, dp=8, global_batch_size=256, schedule="1f1b")
@@ -128,6 +129,36 @@ CASES = {
         ["256", "3", "dp=8", "24"],
         {},
     ),
+    "hybrid-cp-sizes": (
+        replace(PIPE, tp=2, cp=8, cp_comm_type="a2a+p2p", cp_a2a=8),
+        replace(PIPE, tp=2, cp=8, cp_comm_type="a2a+p2p", cp_a2a=4),
+        ["cp_a2a=8", "cp=8"],
+        {},
+    ),
+    "hybrid-cp-heads": (
+        replace(PIPE, tp=4, cp=8, cp_comm_type="a2a+p2p", cp_a2a=4),
+        replace(PIPE, tp=4, cp=8, cp_comm_type="a2a+p2p", cp_a2a=2),
+        ["tp=4", "cp_a2a=4", "64", "8 key/value"],
+        {},
+    ),
+    "hybrid-cp-without-window": (
+        replace(PIPE, tp=2, cp=4, cp_comm_type="a2a+p2p", cp_a2a=2),
+        replace(PIPE, tp=2, cp=4, cp_comm_type="a2a"),
+        ["cp=4", "4096", "8192"],
+        {"model": MISTRAL},
+    ),
+    "custom-layers-split-over-tp": (
+        replace(PIPE, tp=2, pp=1, schedule="none"),
+        replace(PIPE, tp=1, pp=1, schedule="none"),
+        ["tp=2"],
+        {"model": RESNET},
+    ),
+    "stages-exchange-one-shape": (
+        replace(PIPE, tp=1, pp=2),
+        replace(PIPE, tp=1, pp=1),
+        ["pp=2"],
+        {"model": RESNET},
+    ),
     "schedule-matches-stages": (
         replace(PIPE, schedule="none"),
         replace(PIPE, schedule="gpipe"),
@@ -199,6 +230,12 @@ CASES = {
         replace(PIPE, zero=1, overlap_param_gather=True),
         replace(PIPE, zero=1, overlap_param_gather=True, overlap_grad_reduce=True),
         ["zero=1", "false"],
+        {},
+    ),
+    "fp8-param-gather-needs-fp8-and-zero": (
+        replace(PIPE, zero=1, fp8_param_gather=True),
+        replace(PIPE, zero=1, fp8_param_gather=True, precision="fp8-current"),
+        ["bf16", "zero=1"],
         {},
     ),
     "zero-2-needs-one-stage": (
@@ -336,19 +373,12 @@ CASES = {
         ["zero=0"],
         {},
     ),
-    "framework-has-hybrid-sharding": (
+    "framework-has-sharding": (
         replace(PIPE, dp_replicate=2, zero=3),
         replace(PIPE, zero=3),
-        ["shard groups"],
+        ["bare", "shard groups"],
         {"framework": BARE},
     ),
-    "framework-keeps-gathered-parameters": (
-        replace(PIPE, reshard_after_forward=False, zero=3),
-        replace(PIPE, zero=3),
-        ["reshard_after_forward"],
-        {},
-    ),
-    "framework-compiles": (replace(PIPE, compile=True), PIPE, ["compile"], {}),
     "framework-has-optimizer": (
         replace(PIPE, optimizer="sgd"),
         PIPE,

@@ -15,9 +15,8 @@ def broken_sharding(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) 
         or (plan.dp % groups == 0 and rest % (plan.ep * plan.etp * groups) == 0),
         "replicas-need-sharded-gradients": groups == 1 or plan.zero in (2, 3),
         "gathered-parameters-need-zero-3": plan.reshard_after_forward or plan.zero == 3,
-        "framework-has-hybrid-sharding": groups == 1 or can.hybrid_sharding,
-        "framework-keeps-gathered-parameters": plan.reshard_after_forward or can.reshard_choice,
-        "framework-compiles": not plan.compile or can.compile,
+        "framework-has-sharding": (groups == 1 or can.hybrid_sharding)
+        and (plan.reshard_after_forward or can.reshard_choice),
         "offload-has-a-host-link": plan.activation_offload_pct == 0
         or (can.activation_offload and cluster.accelerator.host_bytes_per_s is not None),
         "framework-has-optimizer": plan.optimizer in can.optimizers,

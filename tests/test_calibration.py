@@ -289,6 +289,16 @@ def test_calibrate_writes_what_plan_takes(tmp_path: Path) -> None:
     assert invoke(*args, "--force").exit_code == 0
 
 
+def test_calibrate_never_overwrites_its_runs(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "runs.csv", *ROWS)
+    before = Path(table).read_bytes()
+    args = ("calibrate", table, "--cluster", "hgx-h100", "--output", table, "--force")
+    refused = invoke(*args)
+    assert refused.exit_code == 1
+    assert "is an input of this command" in refused.output
+    assert Path(table).read_bytes() == before
+
+
 def test_json_has_factors_and_errors(tmp_path: Path) -> None:
     table = write_table(tmp_path / "runs.csv", *ROWS)
     document = json.loads(invoke("calibrate", table, "-c", "hgx-h100", "--json").stdout)

@@ -160,10 +160,8 @@ def test_every_catalogue_model_exports_or_is_refused_with_a_reason(name, version
         with pytest.raises(ExportError, match=name):
             export(small, model, NODE, version=version)
         return
-    heads = {layer.attention.num_heads for layer in model.layers}
-    if any(count % 2 for count in heads):
-        small = replace(SMALL, tp=1, dp=8)
-    plan = small
+    heads = {layer.attention.num_heads for layer in model.layers if layer.attention}
+    plan = small if all(count % 2 == 0 for count in heads) else replace(SMALL, tp=1, dp=8)
     script = export(plan, model, NODE, version=version)
     done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -283,6 +281,7 @@ def test_biases_and_norms_have_their_flags():
         ({"grad_dtype": "bf16"}, ["bf16", "grad-reduce-in-bf16"]),
         ({"precision": "fp16"}, ["fp16", "accumulate-allreduce-grads-in-fp32"]),
         ({"precision": "fp8-current"}, ["bf16", "fp8-format hybrid", "fp8-recipe tensorwise"]),
+        ({"precision": "fp8-delayed", "fp8_param_gather": True}, ["fp8-param-gather"]),
         ({"tp_comm_overlap": True}, ["tp-comm-overlap"]),
         ({"cross_entropy_fusion": True}, ["cross-entropy-loss-fusion"]),
         ({"cuda_graphs": True}, ["cuda-graph-impl transformer_engine", "te-rng-tracker"]),
@@ -294,6 +293,14 @@ def test_each_choice_has_its_flags(changes, lines):
     assert [line for line in lines if f"  --{line}" not in script] == []
 
 
+def test_mxfp8_weights_are_made_from_the_gradient_buffer():
+    plan = replace(PLAN, precision="mxfp8", fp8_param_gather=True)
+    script = export(plan, cluster=load_cluster("hgx-b200", 256))
+    assert "--fp8-param-gather" in script
+    assert "--reuse-grad-buf-for-mxfp8-param-ag" in script
+    assert "--reuse" not in export(replace(PLAN, precision="fp8-current", fp8_param_gather=True))
+
+
 def test_no_recompute_leaves_no_recompute_flag():
     assert "--recompute" not in export(replace(PLAN, recompute="none"))
 
@@ -301,7 +308,12 @@ def test_no_recompute_leaves_no_recompute_flag():
 def test_tables_of_flags_cover_every_value():
     assert set(PRECISION_FLAGS) == set(PRECISIONS)
     assert set(CP_COMM_FLAGS) == set(CP_COMM_TYPES)
-    assert {activation for _, activation in ACTIVATION_FLAGS} == {"silu", "gelu", "squared-relu"}
+    assert {activation for _, activation in ACTIVATION_FLAGS} == {
+        "silu",
+        "clamped-silu",
+        "gelu",
+        "squared-relu",
+    }
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_every_known_architecture_is_tested():
         "bamba",
         "switch_transformers",
         "llama4_text",
+        "vit",
     }
     assert tested == set(known_model_types())
 
@@ -287,7 +288,6 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
         ),
         ({"model_type": "gemma2", "layer_types": ["x"] * 32}, "got 'x'"),
         ({"model_type": "bert", "position_embedding_type": "relative"}, "expected 'absolute'"),
-        ({"model_type": "vit"}, "model_type: 'vit' is an image model; describe it in a model file"),
         (
             {"model_type": "jamba"},
             "model_type: 'jamba' has Mamba-1 mixers, which are not supported",

@@ -48,7 +48,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     # layer, branch, modules, may import within
     ("base", "core", ("errors", "units"), False),
     ("timeline", "core", ("timeline.",), True),
-    ("kinds", "core", ("layers", "layer_checks", "lora"), True),
+    ("kinds", "core", ("layers", "layer_checks", "lora", "custom_layers", "expressions"), True),
     ("types", "core", ("model", "cluster", "framework"), False),
     ("plan", "core", ("plan",), False),
     ("data", "files", ("frameworks.", "models.", "clusters."), False),

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from parallelsim.catalog import load_framework
 from parallelsim.errors import OutputError, SpecError
 from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.measured_cases import CaseBuilder
-from parallelsim.measured_text import stated_offload_pct, stated_switches
+from parallelsim.measured_text import framework_variant, stated_offload_pct, stated_switches
 from parallelsim.measurements import BadRow, Facts, RowError, Run, read_tables
 from parallelsim.model import ModelSpec
 from parallelsim.stage_split import balanced, by_cost, stage_split
@@ -213,6 +214,20 @@ def test_launch_settings_in_text_are_read() -> None:
         "overlap_grad_reduce": True,
         "cuda_graphs": True,
     }
+
+
+def test_columns_say_it_better_than_text(tmp_path: Path) -> None:
+    """A switch or a kernel in a column of its own needs no notes, and overrules them."""
+    facts = Facts({"overlap": "overlap_grad_sync=true", "overlap_grad_reduce": "False"})
+    assert stated_switches(facts) == {"overlap_grad_reduce": False}
+    deepspeed = load_framework("deepspeed")
+    assert not deepspeed.compute.fused_rmsnorm
+    stated = framework_variant(deepspeed, Facts({"fused_rmsnorm": "True"}))
+    noted = framework_variant(deepspeed, Facts({"notes": "kernel=flash_attention2 + RMS kernel"}))
+    assert stated.compute.fused_rmsnorm
+    assert stated == noted
+    overruled = {"notes": "kernel=torch", "fused_softmax": "True", "flash_attention": "False"}
+    assert framework_variant(deepspeed, Facts(overruled)).compute.fused_softmax
 
 
 def test_recomputed_layers_are_read_from_the_detail(tmp_path: Path) -> None:

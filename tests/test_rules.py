@@ -200,6 +200,7 @@ def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:
         "precision": mostly(pick(1, 1, 2), 0, len(CHOICES["precision"])),
         "grad_dtype": mostly(1, 0, 2),
         "cp_comm_type": pick(0, 1, 2),
+        "cp_a2a": mostly(1, 1, 5),
         "tp_comm_overlap": mostly(sequence_parallel * pick(0, 1), 0, 2),
         "overlap_grad_reduce": grads,
         "overlap_param_gather": mostly(grads & (zero > 0), 0, 2),
@@ -209,6 +210,7 @@ def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:
         "etp": mostly(1, 1, 5),
         "moe_dispatcher": mostly(0, 0, 3),
         "ep_comm_overlap": mostly(0, 0, 2),
+        "fp8_param_gather": mostly(0, 0, 2),
     }
     return PlanBatch.from_columns(number, columns)
 

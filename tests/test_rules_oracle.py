@@ -37,6 +37,8 @@ SETTINGS = (
     ("hybrid-like", "megatron-core", "hgx-h100", 16),
     ("mamba-like", "megatron-core", "hgx-h100", 16),
     ("cross-like", "megatron-core", "hgx-h100", 8),
+    ("resnet-50", "torchtitan", "hgx-h100", 16),
+    ("dit-xl-2", "megatron-core", "hgx-h100", 16),
 )
 UNDIVIDED = {"layers-divide-by-stages", "first-last-fits"}
 
@@ -51,7 +53,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
     small = (1, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
     recompute = rng.choice(RECOMPUTES)
     first_last = rng.random() < 0.3
-    switch = [rng.random() < 0.5 for _ in range(7)]
+    switch = [rng.random() < 0.5 for _ in range(8)]
     return Plan(
         tp=rng.choice(small),
         cp=rng.choice(small),
@@ -73,6 +75,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         precision=rng.choice(PRECISIONS),
         grad_dtype=rng.choice(GRAD_DTYPES),
         cp_comm_type=rng.choice(CP_COMM_TYPES),
+        cp_a2a=rng.choice((1, 1, 2, 3, 4, 8)),
         tp_comm_overlap=switch[1],
         overlap_grad_reduce=switch[2],
         overlap_param_gather=switch[3],
@@ -80,6 +83,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         cuda_graphs=switch[5],
         moe_dispatcher=rng.choice(MOE_DISPATCHERS),
         ep_comm_overlap=switch[6],
+        fp8_param_gather=switch[7],
         dp_replicate=rng.choice((1, 1, 1, 2, 3, 4)),
         reshard_after_forward=rng.random() < 0.8,
         compile=rng.random() < 0.2,

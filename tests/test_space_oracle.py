@@ -18,6 +18,7 @@ from parallelsim.search.space import SearchSpace
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import Attention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan, PlanBatch
 from parallelsim.rules import RULES, broken_rules, reasons
@@ -108,10 +109,21 @@ def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, in
     """
     can = space.framework.capabilities
     shards = degree["dp"] * degree["cp"]
+    fp8 = space.precision.startswith(("fp8", "mxfp8"))
     spread = list(expert_choices(space, degree))
+    tp, cp, domain = degree["tp"], degree["cp"], space.cluster.domain_size
+    fits = [n for n in range(2, cp) if cp % n == 0 and tp * n <= domain and tp * cp > domain]
+    heads = [
+        number
+        for layer, _ in space.model.layer_kinds
+        if isinstance(layer.attention, Attention)
+        for number in (layer.attention.num_heads, layer.attention.num_query_groups)
+    ]
+    dealt = [n for n in fits if heads and all(number % (tp * n) == 0 for number in heads)]
     for sequence_parallel, zero, kind in product((False, True), (0, 1, 2, 3), CP_COMM_TYPES):
         without_effect = (
-            (sequence_parallel and degree["tp"] == 1)
+            (kind == "a2a+p2p" and not dealt)
+            or (sequence_parallel and degree["tp"] == 1)
             or (zero and shards == 1)
             or (degree["cp"] == 1 and kind != "p2p")
             or (zero > 1 and space.framework.launches != "none")
@@ -122,10 +134,12 @@ def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, in
                 "sequence_parallel": sequence_parallel,
                 "zero": zero,
                 "cp_comm_type": kind,
+                "cp_a2a": max(dealt) if kind == "a2a+p2p" else 1,
                 "tp_comm_overlap": can.tp_comm_overlap and sequence_parallel,
                 "overlap_grad_reduce": reduces,
                 "overlap_param_gather": reduces and can.overlap_param_gather and zero > 0,
                 "cross_entropy_fusion": can.cross_entropy_fusion,
+                "fp8_param_gather": can.fp8_param_gather and fp8 and zero > 0,
             }
             yield from ({**switches, **experts} for experts in spread)
 
@@ -146,12 +160,15 @@ def expert_choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[
         if number % ep or degree["tp"] % etp or (etp > 1 and number % (ep * etp) == 0):
             continue
         ranks = ep * etp
-        names = ["deepep" if ranks > space.cluster.domain_size else "all-to-all"]
+        names = ["all-to-all"] if ranks == 1 else ["all-to-all", "deepep"]
         if 1 < ranks <= experts.top_k:
             names.append("all-gather")
         for name in names:
-            for overlap in (False, True) if can.ep_comm_overlap else (False,):
-                yield {"ep": ep, "etp": etp, "moe_dispatcher": name, "ep_comm_overlap": overlap}
+            overlaps = (False, True) if can.ep_comm_overlap else (False,)
+            graphs = (False, True) if can.cuda_graphs else (False,)
+            for overlap, graph in product(overlaps, graphs):
+                chosen = {"ep": ep, "etp": etp, "moe_dispatcher": name, "cuda_graphs": graph}
+                yield {**chosen, "ep_comm_overlap": overlap}
 
 
 PIPELINE_RULES = {
@@ -165,22 +182,24 @@ PIPELINE_RULES = {
     "framework-has-layout",
     "framework-has-recompute",
     "ep-overlap-needs-interleaving",
+    "cuda-graphs-without-full-recompute",
 }
-"""They see pp, the number of micro-batches, the overlap of experts and the staging alone; the other
-rules see the rest."""
+"""They see pp, the number of micro-batches, the overlap of experts, CUDA graphs and the staging
+alone; the other rules see the rest."""
 
 
 def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
     """The fields beside the staging that obey the rules, with all stagings that go with them."""
     inputs = (space.model, space.cluster, space.framework)
     by_pp: dict[int, list[Staging]] = {}
-    obeying: dict[tuple[int, bool, bool, bool], list[Staging]] = {}
+    obeying: dict[tuple[int | bool, ...], list[Staging]] = {}
     for degree in degrees(space.cluster):
         pp = degree["pp"]
         if pp not in by_pp:
             by_pp[pp] = list(stagings(space.model, space.framework, pp))
         for micro_batch_size in range(1, LARGEST_MICRO_BATCH + 1):
-            batch = {"global_batch_size": space.global_batch_size}
+            batch: dict[str, int | str] = {"global_batch_size": space.global_batch_size}
+            batch["precision"] = space.precision
             batch["micro_batch_size"] = micro_batch_size
             for chosen in choices(space, degree):
                 shared = {**degree, **batch, **chosen}
@@ -192,7 +211,7 @@ def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
                     broken(*inputs, Plan(**overlapped)) - PIPELINE_RULES
                 )
                 whole_rounds = plan.num_micro_batches % pp == 0
-                key = (pp, whole_rounds, plan.ep_comm_overlap, better)
+                key = (pp, whole_rounds, plan.ep_comm_overlap, better, plan.cuda_graphs)
                 if key not in obeying:
                     obeying[key] = [
                         staging
@@ -240,6 +259,21 @@ def test_space_equals_the_nested_loops(
     for name, plans in (("missing", missing), ("too many", extra)):
         assert not plans, f"{len(plans)} {name} of {len(expected)}: {min(plans, key=str)}"
     assert space.num_candidates == sum(len(block) for block in space.blocks())
+
+
+@pytest.mark.parametrize("precision", ["fp8-current", "fp8-delayed"])
+def test_fp8_space_keeps_weights_in_fp8_wherever_it_can(precision: str) -> None:
+    """The switch is on with a sharded optimizer, off without, and ``fixed`` turns it off."""
+    inputs = (load_model("llama3-8b"), load_cluster("hgx-h100", 8), load_framework("megatron-core"))
+    space = SearchSpace(*inputs, 64, precision)
+    expected = {Plan(**shared, **staging) for shared, all_ in halves(space) for staging in all_}
+    plans = list(_valid(space))
+    assert set(plans) == expected
+    assert len(plans) == len(expected)
+    assert {plan.fp8_param_gather for plan in plans if plan.zero} == {True}
+    assert {plan.fp8_param_gather for plan in plans if not plan.zero} == {False}
+    off = SearchSpace(*inputs, 64, precision, fixed={"fp8_param_gather": False})
+    assert {plan.fp8_param_gather for plan in _valid(off)} == {False}
 
 
 def test_space_of_llama3_70b_on_256_gpus_has_as_many_plans_as_the_nested_loops() -> None:

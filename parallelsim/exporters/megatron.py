@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import ExportError
 from parallelsim.exporters import megatron_flags as flags_of
-from parallelsim.exporters.megatron_flags import VERSIONS, FlagGroup, MegatronVersion
-from parallelsim.exporters.megatron_model import architecture, mixture, model_refusals
+from parallelsim.exporters.megatron_experts import (
+    balance,
+    expert_plan_refusals,
+    experts,
+    mixture,
+)
+from parallelsim.exporters.megatron_flags import (
+    DEFAULT_VERSION,
+    VERSIONS,
+    FlagGroup,
+    MegatronVersion,
+)
+from parallelsim.exporters.megatron_hybrid import hybrid, hybrid_plan_refusals, mixer_of
+from parallelsim.exporters.megatron_model import architecture, model_refusals
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 from parallelsim.rules import explain
-
-DEFAULT_VERSION = "main-2026-08"
 
 
 def export_megatron(
@@ -49,14 +60,16 @@ def export_megatron(
     _check(model, cluster, framework, plan, chosen)
     groups = [
         architecture(model),
+        hybrid(model, plan, chosen),
         mixture(model),
         flags_of.batch(plan),
-        flags_of.parallelism(plan),
-        flags_of.experts(model, plan, chosen),
+        flags_of.parallelism(_without_stages(plan) if mixer_of(model) else plan),
+        experts(model, plan, chosen),
         flags_of.memory(plan),
         flags_of.data_parallel(plan),
         flags_of.precision(plan),
-        flags_of.kernels(cluster, framework, plan, chosen),
+        flags_of.kernels(model, cluster, framework, plan, chosen),
+        balance(model),
         _hyper_parameters(),
     ]
     present = [group for group in groups if group is not None]
@@ -66,9 +79,27 @@ def export_megatron(
         _environment(cluster, plan),
         *(_array(group) for group in present),
         _run_arguments(model, chosen),
-        _launch(cluster, [group.array for group in present]),
+        _launch(cluster, _program(model, chosen), [group.array for group in present]),
     ]
     return "\n".join(parts)
+
+
+def _program(model: ModelSpec, version: MegatronVersion) -> str:
+    return version.hybrid_script if mixer_of(model) else "pretrain_gpt.py"
+
+
+def _without_stages(plan: Plan) -> Plan:
+    """The plan as a hybrid's flags say it: its pattern cuts the layers into virtual stages."""
+    return replace(plan, vpp=1, layout="even", first_stage_layers=0, last_stage_layers=0)
+
+
+def refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> list[str]:
+    """What of a valid plan Megatron-LM cannot run, one line each."""
+    return [
+        *flags_of.plan_refusals(model, plan, version),
+        *expert_plan_refusals(model, plan, version),
+        *hybrid_plan_refusals(model, plan, version),
+    ]
 
 
 def _check(
@@ -83,12 +114,12 @@ def _check(
             f"a plan for {_printable(framework.name)} is not launched by Megatron-LM; "
             "plan again with --framework megatron-core"
         )
-    if messages := explain(model, cluster, framework, plan):
-        raise ExportError(f"the plan cannot run: {'; '.join(messages)}")
-    if reasons := list(model_refusals(model)):
+    if reasons := list(model_refusals(model, version)):
         name = _printable(model.name)
         raise ExportError(f"Megatron-LM cannot build {name}: {'; '.join(reasons)}")
-    if reasons := list(flags_of.plan_refusals(model, plan, version)):
+    if messages := explain(model, cluster, framework, plan):
+        raise ExportError(f"the plan cannot run: {'; '.join(messages)}")
+    if reasons := refusals(model, plan, version):
         raise ExportError(f"Megatron-LM cannot run the plan: {'; '.join(reasons)}")
 
 
@@ -145,7 +176,10 @@ def _settings(model: ModelSpec, cluster: ClusterSpec) -> str:
 def _environment(cluster: ClusterSpec, plan: Plan) -> str:
     capability = cluster.accelerator.compute_capability
     lines = ["# Environment"]
-    if (plan.tp > 1 or plan.cp > 1) and (capability is None or capability < 10):
+    if plan.ep_comm_overlap:
+        lines += ["# Experts' exchange overlaps with compute on many hardware queues."]
+        lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=32"]
+    elif (plan.tp > 1 or plan.cp > 1) and (capability is None or capability < 10):
         lines += ["# Megatron-LM refuses tp > 1 or cp > 1 without it before Blackwell."]
         lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]
     lines += ["export OMP_NUM_THREADS=1"]
@@ -204,14 +238,14 @@ fi
 """
 
 
-def _launch(cluster: ClusterSpec, arrays: Sequence[str]) -> str:
+def _launch(cluster: ClusterSpec, program: str, arrays: Sequence[str]) -> str:
     processes = min(cluster.gpus_per_node, cluster.num_gpus)
     uses = " \\\n".join(f'  "${{{name}[@]}}"' for name in (*arrays, "RUN_ARGS"))
     return f"""\
 exec torchrun \\
   --nnodes {cluster.num_nodes} --nproc_per_node {processes} --node_rank "${{NODE_RANK}}" \\
   --master_addr "${{MASTER_ADDR}}" --master_port "${{MASTER_PORT}}" \\
-  "${{MEGATRON_PATH}}/pretrain_gpt.py" \\
+  "${{MEGATRON_PATH}}/{program}" \\
 {uses} \\
   "$@"
 """

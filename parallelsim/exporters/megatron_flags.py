@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import Attention, LatentAttention
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan
+from parallelsim.plan import CP_COMM_TYPES, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +30,57 @@ class MegatronVersion:
     """CUDA graphs go with selective recompute."""
     deepep: str
     """The flag that makes the flexible dispatcher use DeepEP."""
+    router_padding: str
+    """The flag that fills up experts' tokens to what low-precision GEMMs need."""
+    no_experts_in: frozenset[str]
+    """Precisions that grouped experts do not have."""
+    expert_options: bool
+    """Has ``--moe-latent-size``, ``--moe-shared-expert-gate``, and CUDA graphs of routers
+    (``--cuda-graph-modules``)."""
+    hybrid_script: str
+    """The program that trains hybrids of attention and state spaces."""
+    hybrid_stack: str
+    """Module and name of the layers that it builds."""
+    hybrid_stages: bool
+    """A hybrid's pattern has ``|`` between (virtual) stages, and ``E`` for experts; its layers can
+    be recomputed and captured."""
 
 
 VERSIONS = {
     version.name: version
     for version in (
         MegatronVersion(
-            "core_v0.15.0",
-            "tag core_v0.15.0, December 2025",
-            True,
-            True,
-            False,
-            "--moe-enable-deepep",
+            name="core_v0.15.0",
+            title="tag core_v0.15.0, December 2025",
+            null_tokenizer_adds_token=True,
+            cuda_graph_scope=True,
+            cuda_graphs_with_recompute=False,
+            deepep="--moe-enable-deepep",
+            router_padding="--moe-router-padding-for-fp8",
+            no_experts_in=frozenset({"fp32", "fp16", "nvfp4"}),
+            expert_options=False,
+            hybrid_script="pretrain_mamba.py",
+            hybrid_stack="megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
+            hybrid_stages=False,
         ),
         MegatronVersion(
-            "main-2026-08",
-            "branch main at d98e8a64, August 2026",
-            False,
-            False,
-            True,
-            "--moe-flex-dispatcher-backend deepep",
+            name="main-2026-08",
+            title="branch main at d98e8a64, August 2026",
+            null_tokenizer_adds_token=False,
+            cuda_graph_scope=False,
+            cuda_graphs_with_recompute=True,
+            deepep="--moe-flex-dispatcher-backend deepep",
+            router_padding="--moe-router-padding-for-quantization",
+            no_experts_in=frozenset(),
+            expert_options=True,
+            hybrid_script="pretrain_hybrid.py",
+            hybrid_stack="megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
+            hybrid_stages=True,
         ),
     )
 }
 """Versions that scripts can be written for, oldest first."""
+DEFAULT_VERSION = "main-2026-08"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +109,8 @@ PRECISION_FLAGS = {
     "mxfp8": ("--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"),
     "nvfp4": ("--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"),
 }
+LOW_PRECISIONS = frozenset(PRECISION_FLAGS) - {"fp32", "bf16", "fp16"}
+"""Formats whose GEMMs take rows in multiples."""
 LAYOUT_FLAGS = {
     "even": (),
     "embedding": ("--account-for-embedding-in-pipeline-split",),
@@ -90,12 +120,7 @@ LAYOUT_FLAGS = {
         "--account-for-loss-in-pipeline-split",
     ),
 }
-DISPATCHER_FLAGS = {
-    "all-to-all": ("--moe-token-dispatcher-type alltoall",),
-    "all-gather": ("--moe-token-dispatcher-type allgather",),
-    "deepep": ("--moe-token-dispatcher-type flex",),
-}
-CP_COMM_FLAGS = {"p2p": "p2p", "all-gather": "all_gather", "a2a": "a2a"}
+CP_COMM_FLAGS = {name: name.replace("-", "_") for name in CP_COMM_TYPES}
 
 
 def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Iterator[str]:
@@ -120,8 +145,21 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
         elif model.attention_dropout:
             dropout = model.attention_dropout
             yield f"it does not recompute attention with dropout {dropout} inside CUDA graphs"
+    yield from _module_refusals(model, plan)
 
 
+def _module_refusals(model: ModelSpec, plan: Plan) -> Iterator[str]:
+    """Parts of a layer that it does not recompute here (transformer_config.py)."""
+    modules = plan.recompute_modules.split("+")
+    if "mla_up_proj" in modules and not any(
+        isinstance(layer.attention, LatentAttention) for layer in model.layers
+    ):
+        yield "it recomputes mla_up_proj in multi-head latent attention alone"
+    if "moe_act" in modules and not model.has_experts:
+        yield "it recomputes moe_act in mixtures of experts alone"
+    late = [name for name in ("layernorm", "moe_act") if name in modules]
+    if late and plan.precision == "fp8-delayed":
+        yield f"it does not recompute {' or '.join(late)} with precision fp8-delayed"
 def batch(plan: Plan) -> FlagGroup:
     """Micro-batch and global batch."""
     comment = f"Batch: {plan.num_micro_batches} micro-batches a step for each of {plan.dp} replicas"
@@ -141,6 +179,9 @@ def parallelism(plan: Plan) -> FlagGroup:
         flags += ["--sequence-parallel"]
     if plan.cp > 1:
         flags += [f"--cp-comm-type {CP_COMM_FLAGS[plan.cp_comm_type]}"]
+    if plan.cp_a2a > 1:
+        sizes = f"{plan.cp_a2a} {plan.cp // plan.cp_a2a}"
+        flags += [f"--hierarchical-context-parallel-sizes {sizes}"]
     if plan.vpp > 1:
         flags += [f"--num-virtual-stages-per-pipeline-rank {plan.vpp}"]
     if plan.layout == "first-last":
@@ -152,21 +193,6 @@ def parallelism(plan: Plan) -> FlagGroup:
     return FlagGroup("PARALLEL_ARGS", comment, tuple(flags))
 
 
-def experts(model: ModelSpec, plan: Plan, version: MegatronVersion) -> FlagGroup | None:
-    """Where experts are and how tokens reach them; nothing for dense models."""
-    if not model.has_experts:
-        return None
-    flags = [f"--expert-model-parallel-size {plan.ep}"]
-    flags += [f"--expert-tensor-parallel-size {plan.etp}"]
-    flags += DISPATCHER_FLAGS[plan.moe_dispatcher]
-    if plan.moe_dispatcher == "deepep":
-        flags += [version.deepep]
-    flags += ["--moe-grouped-gemm", "--moe-permute-fusion"]
-    if plan.ep_comm_overlap:
-        flags += ["--overlap-moe-expert-parallel-comm"]
-    return FlagGroup("EXPERT_ARGS", "Experts on the GPUs", tuple(flags))
-
-
 def memory(plan: Plan) -> FlagGroup | None:
     """Activation recomputation."""
     if plan.recompute == "none":
@@ -174,7 +200,7 @@ def memory(plan: Plan) -> FlagGroup | None:
     if plan.recompute == "selective":
         flags: Sequence[str] = (
             "--recompute-granularity selective",
-            "--recompute-modules core_attn",
+            "--recompute-modules " + plan.recompute_modules.replace("+", " "),
         )
     elif plan.recompute_num_layers:
         number = f"--recompute-num-layers {plan.recompute_num_layers}"
@@ -207,6 +233,10 @@ def precision(plan: Plan) -> FlagGroup | None:
     flags = list(PRECISION_FLAGS[plan.precision])
     if plan.grad_dtype == "bf16" and "--bf16" in flags:
         flags += ["--grad-reduce-in-bf16"]
+    if plan.fp8_param_gather:
+        flags += ["--fp8-param-gather"]
+        # Row- and column-scaled weights are made from 16 bits gathered in the gradient buffer.
+        flags += ["--reuse-grad-buf-for-mxfp8-param-ag"] if plan.precision == "mxfp8" else []
     if plan.grad_dtype == "fp32" and "--fp16" in flags:
         flags += ["--accumulate-allreduce-grads-in-fp32"]
     if not flags:
@@ -217,10 +247,14 @@ def precision(plan: Plan) -> FlagGroup | None:
 
 
 def kernels(
-    cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan, version: MegatronVersion
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    version: MegatronVersion,
 ) -> FlagGroup:
     """Attention backend, fusions, user buffers, CUDA graphs."""
-    backend = _attention_backend(cluster, framework, plan)
+    backend = _attention_backend(model, cluster, framework, plan)
     flags = ["--transformer-impl transformer_engine", f"--attention-backend {backend}"]
     flags += ["--no-create-attention-mask-in-dataloader"]
     if plan.cross_entropy_fusion:
@@ -230,16 +264,50 @@ def kernels(
     if plan.cuda_graphs:
         flags += ["--cuda-graph-impl transformer_engine", "--te-rng-tracker"]
         flags += ["--cuda-graph-scope full"] if version.cuda_graph_scope else []
+        modules = graph_modules(model, plan)
+        flags += [f"--cuda-graph-modules {' '.join(modules)}"] if modules else []
     return FlagGroup("KERNEL_ARGS", "Kernels, fusions and graphs", tuple(flags))
 
 
-def _attention_backend(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> str:
+def graph_modules(model: ModelSpec, plan: Plan) -> list[str]:
+    """Parts of layers that CUDA graphs capture where not whole layers: how many tokens an expert
+    gets without a capacity is known to the host alone after the router ran.
+    """
+    kinds = [layer for layer, _ in model.layer_kinds]
+    experts = next((layer.experts for layer in kinds if layer.experts), None)
+    if experts is None or experts.capacity_factor is not None:
+        return []
+    modules = ["attn"] if any(layer.attention for layer in kinds) else []
+    if any(layer.state_space for layer in kinds):
+        modules += ["mamba"]
+    elif any(layer.mlp for layer in kinds) and not plan.ep_comm_overlap:
+        modules += ["mlp"]
+    modules += ["moe_router"]
+    # Tokens that are filled up are counted on the host before they are sent.
+    waits = plan.moe_dispatcher == "all-to-all" and plan.precision in LOW_PRECISIONS
+    return modules if waits else [*modules, "moe_preprocess"]
+
+
+def _has_sinks(model: ModelSpec) -> bool:
+    attentions = [layer.attention for layer, _ in model.layer_kinds]
+    return any(isinstance(a, Attention) and a.sinks for a in attentions)
+
+
+def _has_latents(model: ModelSpec) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.layer_kinds)
+
+
+def _attention_backend(
+    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+) -> str:
     """The kernels that predictions are about, named so that a missing one fails instead of slowing.
 
     Transformer Engine prefers cuDNN's attention since Hopper and FlashAttention on Ampere; both are
-    for 16-bit formats.
+    for 16-bit formats. FlashAttention 2 has no sinks and no heads of two widths (latent attention).
     """
     capability = cluster.accelerator.compute_capability or 0
     if not framework.compute.flash_attention or plan.precision == "fp32" or capability < 8:
         return "auto"
-    return "fused" if capability >= 9 else "flash"
+    if capability >= 9 or _has_sinks(model):
+        return "fused"
+    return "auto" if _has_latents(model) else "flash"

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallelsim.exporters.megatron_flags import FlagGroup
-from parallelsim.layers import (
-    MLP,
-    Attention,
-    LatentAttention,
-    Layer,
-    MixtureOfExperts,
+from parallelsim.exporters.megatron_experts import expert_model_refusals
+from parallelsim.exporters.megatron_flags import (
+    DEFAULT_VERSION,
+    VERSIONS,
+    FlagGroup,
+    MegatronVersion,
 )
+from parallelsim.exporters.megatron_hybrid import hybrid_model_refusals, mixer_of
+from parallelsim.layers import MLP, Attention, LatentAttention, Layer, MixtureOfExperts
 from parallelsim.model import ModelSpec
 
 POSITION_FLAGS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 ACTIVATION_FLAGS = {
     (True, "silu"): ("--swiglu",),
+    (True, "clamped-silu"): (
+        "--quick-geglu",
+        "--glu-linear-offset 1.0",
+        "--activation-func-clamp-value 7.0",
+    ),
     (False, "gelu"): (),
     (False, "squared-relu"): ("--squared-relu", "--no-bias-gelu-fusion"),
 }
-"""By (gated, activation). Megatron's default is plain gelu; its bias fusion knows gelu alone."""
+"""By (gated, activation). Megatron's default is plain gelu; its bias fusion knows gelu alone.
+
+Clamped SiLU is GPT-OSS's: x sigmoid(1.702 x), clamped at 7, times the other half plus 1.
+"""
 NORM_FLAGS = {("rmsnorm", False): "RMSNorm", ("layernorm", True): "LayerNorm"}
 BIAS_FLAGS = {
     (True, True, True): (),
@@ -28,10 +37,20 @@ BIAS_FLAGS = {
     (True, False, False): ("--disable-bias-linear", "--add-qkv-bias"),
 }
 """By biases of (query/key/value, attention output, feed-forward)."""
+Attentions = list[Attention | LatentAttention]
 
 
-def model_refusals(model: ModelSpec) -> Iterator[str]:
-    """What of the architecture ``pretrain_gpt.py`` cannot build."""
+def model_refusals(
+    model: ModelSpec, version: MegatronVersion = VERSIONS[DEFAULT_VERSION]
+) -> Iterator[str]:
+    """What of the architecture Megatron-LM's pretraining scripts cannot build."""
+    if model.input_operators or model.output_operators or not model.vocab_size:
+        yield "it trains language models, between a vocabulary table and its logits"
+    if any(layer.custom for layer, _ in model.layer_kinds):
+        yield "it builds no layers of custom operators"
+    if model.num_stacks > 1 or any(layer.seq_length for layer, _ in model.layer_kinds):
+        yield "it trains no encoder with a decoder: main has no pretrain_t5.py any more"
+        return
     if not all(_is_causal(layer) for layer, _ in model.layer_kinds):
         yield "pretrain_gpt.py trains causal attention only, the model's is bidirectional"
     if model.head_transform or model.pooler or model.num_token_types:
@@ -48,113 +67,114 @@ def model_refusals(model: ModelSpec) -> Iterator[str]:
         bias = "with" if model.norm_bias else "without"
         yield f"it has no {model.norm} {bias} bias"
     layers = [layer for layer, _ in model.layer_kinds]
-    if reasons := list(_kind_refusals(layers)):
-        yield from reasons
+    whole = all(layer.attention and (layer.mlp or layer.experts) for layer in layers)
+    if mixer_of(model) is None and not whole:
+        yield "its transformers have an attention and a feed-forward in each layer"
         return
     yield from _layer_refusals(model, layers)
-    yield from _expert_refusals(layers)
+    yield from _attention_refusals(model)
+    yield from expert_model_refusals(model, version)
+    yield from hybrid_model_refusals(model, version)
 
 
 def _is_causal(layer: Layer) -> bool:
     return layer.attention is None or layer.attention.causal
 
 
-def _kind_refusals(layers: list[Layer]) -> Iterator[str]:
-    """Kinds of sub-layers that are not built at all."""
-    if any(layer.state_space for layer in layers):
-        yield "pretrain_gpt.py builds no state-space layers"
-    if any(layer.cross_attention or layer.seq_length for layer in layers):
-        yield "pretrain_gpt.py builds no encoder and no cross-attention"
-    if any(not (layer.attention and (layer.mlp or layer.experts)) for layer in layers):
-        yield "its layers have an attention and a feed-forward each"
+def _attentions(model: ModelSpec) -> Attentions:
+    """Of each kind of layer that has one."""
+    return [layer.attention for layer, _ in model.layer_kinds if layer.attention]
+
+
+def _feed_forwards(model: ModelSpec) -> list[MLP | MixtureOfExperts]:
+    """Of each kind of layer that has one."""
+    kinds = [layer.mlp or layer.experts for layer, _ in model.layer_kinds]
+    return [part for part in kinds if part]
 
 
 def _layer_refusals(model: ModelSpec, layers: list[Layer]) -> Iterator[str]:
     if any(layer.parallel for layer in layers):
         yield "it does not run attention and feed-forward in parallel"
-    if any(layer.num_norms != 2 for layer in layers):
+    if mixer_of(model) is None and any(layer.num_norms != 2 for layer in layers):
         yield f"its layers have 2 norms, not {max(layer.num_norms for layer in layers)}"
-    widths = {mlp for layer in layers if (mlp := layer.mlp)}
-    if len({_without_window(layer) for layer in layers}) > 1 or len(widths) > 1:
-        yield "its layers differ only in the attention window and in having experts"
-    if len({_window(layer) for layer in layers} - {None}) > 1:
-        yield "it has one size of attention window"
-    for gated, activation in sorted({_activation(layer) for layer in layers}):
+    parts = _feed_forwards(model)
+    widths = {part for part in parts if isinstance(part, MLP)}
+    if len({_without_window(a) for a in _attentions(model)}) > 1 or len(widths) > 1:
+        yield "its layers differ only in the attention window, in RoPE and in having experts"
+    activations = sorted({(part.gated, part.activation) for part in parts})
+    for gated, activation in activations:
         if (gated, activation) not in ACTIVATION_FLAGS:
             yield f"it has no exact {'gated' if gated else 'plain'} {activation}"
-    if len({_activation(layer) for layer in layers}) > 1:
+    if len(activations) > 1:
         yield "experts and dense layers share the activation"
-    if any(_biases(layer) not in BIAS_FLAGS for layer in layers):
+    if not all(biases in BIAS_FLAGS for biases in _biases(model)) or len(_biases(model)) > 1:
         yield "it puts biases in all linear layers, in query/key/value alone, or in none"
-    attention = layers[0].attention
-    if isinstance(attention, Attention) and attention.qk_norm and model.norm != "rmsnorm":
+
+
+def _attention_refusals(model: ModelSpec) -> Iterator[str]:
+    softmax = [a for a in _attentions(model) if isinstance(a, Attention)]
+    if any(a.qk_norm for a in softmax) and model.norm != "rmsnorm":
         yield "it norms queries and keys with the model's own norm, which must be rmsnorm"
+    if any(a.qk_norm and a.qk_l2_norm for a in softmax):
+        yield "it norms queries and keys once"
+    if len({a.qk_l2_norm for a in softmax}) > 1:
+        yield "it divides queries and keys by their length in all layers or in none"
+    windows = {window for a in softmax if (window := _window(a, model)) is not None}
+    if len(windows) > 1:
+        yield "it has one size of attention window"
+    if any(a.chunked and _window(a, model) for a in softmax):
+        size, length = min(windows), model.seq_length
+        yield f"it has no attention in chunks ({size} tokens of a sequence of {length})"
 
 
-def _expert_refusals(layers: list[Layer]) -> Iterator[str]:
-    kinds = {layer.experts for layer in layers if layer.experts}
-    if len(kinds) > 1:
-        yield "its mixtures of experts are alike in all layers"
-    for experts in kinds:
-        if experts.router_bias and experts.router != "sigmoid":
-            yield "its router has a bias for each expert with sigmoid scores alone"
-
-
-def _without_window(layer: Layer) -> tuple[object, ...]:
-    """What all layers must share."""
-    a = layer.attention
+def _without_window(attention: Attention | LatentAttention) -> tuple[object, ...]:
+    """What all attentions must share."""
+    a = attention
     if isinstance(a, Attention):
-        attention: tuple[object, ...] = (a.num_heads, a.num_query_groups, a.head_dim, a.qk_norm)
-        attention += (a.causal, a.sinks)
-    else:
-        attention = (a,)
-    return (*attention, _biases(layer), layer.num_norms, layer.parallel)
+        sizes = (a.num_heads, a.num_query_groups, a.head_dim)
+        return (*sizes, a.qk_norm, a.causal, a.sinks)
+    return (a,)
 
 
-def _window(layer: Layer) -> int | None:
-    return layer.attention.window if isinstance(layer.attention, Attention) else None
+def _window(attention: Attention | LatentAttention | None, model: ModelSpec) -> int | None:
+    """Its window where that is shorter than the sequence."""
+    window = attention.window if isinstance(attention, Attention) else None
+    return None if window is None or window >= model.seq_length else window
 
 
-def _feed_forward(layer: Layer) -> MLP | MixtureOfExperts:
-    part = layer.mlp or layer.experts
-    assert part is not None  # _kind_refusals
-    return part
+def _biases(model: ModelSpec) -> set[tuple[bool, bool, bool]]:
+    """Each combination of an attention's biases and a feed-forward's that the layers have.
 
-
-def _activation(layer: Layer) -> tuple[bool, str]:
-    part = _feed_forward(layer)
-    return part.gated, part.activation
-
-
-def _biases(layer: Layer) -> tuple[bool, bool, bool]:
-    a = layer.attention
-    attention = (a.qkv_bias, a.output_bias) if isinstance(a, Attention) else (False, False)
-    return (*attention, _feed_forward(layer).bias)
+    Where a hybrid lacks one of the two kinds, those of the other.
+    """
+    attentions = {
+        (a.qkv_bias, a.output_bias) if isinstance(a, Attention) else (False, False)
+        for a in _attentions(model)
+    }
+    parts = {part.bias for part in _feed_forwards(model)}
+    parts = parts or {output for _, output in attentions} or {False}
+    attentions = attentions or {(bias, bias) for bias in parts}
+    return {(*attention, bias) for attention in attentions for bias in parts}
 
 
 def architecture(model: ModelSpec) -> FlagGroup:
     """The model; :func:`model_refusals` must have found nothing."""
-    layers = [layer for layer, _ in model.layer_kinds]
-    part = _feed_forward(layers[0])
-    dense = next((layer.mlp for layer in layers if layer.mlp), None)
-    ffn = dense.ffn_hidden_size if dense else part.ffn_hidden_size
-    flags = [
-        f"--num-layers {model.num_layers}",
-        f"--hidden-size {model.hidden_size}",
-        f"--ffn-hidden-size {ffn}",
-        *_attention_flags(layers[0].attention, model),
+    parts = _feed_forwards(model)
+    dense = [part for part in parts if isinstance(part, MLP)]
+    # A hybrid's pattern says how many layers there are.
+    flags = [f"--num-layers {model.num_layers}"] if mixer_of(model) is None else []
+    flags += [f"--hidden-size {model.hidden_size}"]
+    flags += [f"--ffn-hidden-size {part.ffn_hidden_size}" for part in (dense or parts)[:1]]
+    flags += [
+        *_attention_flags(model),
+        f"--seq-length {model.seq_length}",
         f"--max-position-embeddings {max(model.max_seq_length, model.seq_length)}",
-        f"--position-embedding-type {POSITION_FLAGS[model.position_embedding]}",
+        *_position_flags(model),
+        f"--normalization {NORM_FLAGS[model.norm, model.norm_bias]}",
+        *_activation_flags(parts),
+        *BIAS_FLAGS[next(iter(_biases(model)))],
+        *_norm_flags(model),
     ]
-    if model.position_embedding == "rope":
-        flags += [f"--rotary-base {model.rotary_base:.0f}"]
-        if model.rotary_percent != 1:
-            flags += [f"--rotary-percent {model.rotary_percent:g}"]
-    flags += [f"--normalization {NORM_FLAGS[model.norm, model.norm_bias]}"]
-    flags += [*ACTIVATION_FLAGS[_activation(layers[0])], *BIAS_FLAGS[_biases(layers[0])]]
-    if part.activation == "gelu" and not part.bias:
-        flags += ["--no-bias-gelu-fusion"]
-    flags += _norm_flags(layers[0].attention)
     if not model.tied_embeddings:
         flags += ["--untie-embeddings-and-output-weights"]
     flags += _window_flags(model)
@@ -165,9 +185,40 @@ def architecture(model: ModelSpec) -> FlagGroup:
     return FlagGroup("MODEL_ARGS", "The model", tuple(flags))
 
 
-def _attention_flags(attention: Attention | LatentAttention | None, model: ModelSpec) -> list[str]:
-    """Heads and the length of a sequence."""
-    assert attention is not None  # _kind_refusals
+def _position_flags(model: ModelSpec) -> list[str]:
+    flags = [f"--position-embedding-type {POSITION_FLAGS[model.position_embedding]}"]
+    if model.position_embedding != "rope":
+        return flags
+    flags += [f"--rotary-base {model.rotary_base:.0f}"]
+    if model.rotary_percent != 1:
+        flags += [f"--rotary-percent {model.rotary_percent:g}"]
+    turned = [not isinstance(a := layer.attention, Attention) or a.rope for layer in model.layers]
+    if not all(turned):
+        pattern = ",".join("0" if rope else "1" for rope in turned)
+        flags += [f"--no-rope-freq '[{pattern}]'"]
+    return flags
+
+
+def _activation_flags(parts: list[MLP | MixtureOfExperts]) -> list[str]:
+    if not parts:
+        return []
+    gated, activation = parts[0].gated, parts[0].activation
+    flags = [*ACTIVATION_FLAGS[gated, activation]]
+    # The fusion needs a bias, and grouped experts have it for gated ones alone.
+    grouped = any(isinstance(part, MixtureOfExperts) for part in parts)
+    if activation == "gelu" and (grouped or not parts[0].bias):
+        flags += ["--no-bias-gelu-fusion"]
+    return flags
+
+
+def _attention_flags(model: ModelSpec) -> list[str]:
+    """Heads, and their projections."""
+    attention = next(iter(_attentions(model)), None)
+    if attention is None:
+        mixer = mixer_of(model)
+        assert mixer is not None  # model_refusals
+        # No layer has them; Megatron wants a number all the same.
+        return [f"--num-attention-heads {mixer.num_heads}", f"--kv-channels {mixer.head_dim}"]
     flags = [f"--num-attention-heads {attention.num_heads}"]
     if isinstance(attention, LatentAttention):
         flags += ["--multi-latent-attention"]
@@ -177,24 +228,27 @@ def _attention_flags(attention: Attention | LatentAttention | None, model: Model
         flags += [f"--qk-head-dim {attention.qk_nope_head_dim}"]
         flags += [f"--qk-pos-emb-head-dim {attention.qk_rope_head_dim}"]
         flags += [f"--v-head-dim {attention.v_head_dim}"]
-        flags += ["--rope-type rope", "--no-rope-fusion"]
-        return [*flags, f"--seq-length {model.seq_length}"]
+        return [*flags, "--rope-type rope", "--no-rope-fusion"]
     if attention.num_query_groups != attention.num_heads:
         flags += ["--group-query-attention", f"--num-query-groups {attention.num_query_groups}"]
     flags += ["--softmax-type learnable"] if attention.sinks else []
-    return [*flags, f"--kv-channels {attention.head_dim}", f"--seq-length {model.seq_length}"]
+    return [*flags, f"--kv-channels {attention.head_dim}"]
 
 
-def _norm_flags(attention: Attention | LatentAttention | None) -> list[str]:
+def _norm_flags(model: ModelSpec) -> list[str]:
     """Norms of queries and keys, or of the latents."""
-    if isinstance(attention, LatentAttention) or (attention is not None and attention.qk_norm):
+    attention = next(iter(_attentions(model)), None)
+    if isinstance(attention, LatentAttention):
         return ["--qk-layernorm"]
-    return []
+    if attention is None:
+        return []
+    flags = ["--qk-layernorm"] if attention.qk_norm else []
+    return flags + (["--qk-l2-norm"] if attention.qk_l2_norm else [])
 
 
 def _window_flags(model: ModelSpec) -> list[str]:
-    windows = [_window(layer) for layer in model.layers]
-    sizes = {w for w in windows if w is not None and w < model.seq_length}
+    windows = [_window(layer.attention, model) for layer in model.layers]
+    sizes = {window for window in windows if window is not None}
     if not sizes:
         return []
     # Megatron counts the tokens to the left and right of each, without itself.
@@ -203,36 +257,3 @@ def _window_flags(model: ModelSpec) -> list[str]:
         pattern = ",".join("0" if window is None else "1" for window in windows)
         flags += [f"--window-attn-skip-freq '[{pattern}]'"]
     return flags
-
-
-def mixture(model: ModelSpec) -> FlagGroup | None:
-    """Routers and experts; nothing for dense models."""
-    experts = next((layer.experts for layer in model.layers if layer.experts), None)
-    if experts is None:
-        return None
-    flags = [
-        f"--num-experts {experts.num_experts}",
-        f"--moe-router-topk {experts.top_k}",
-        f"--moe-ffn-hidden-size {experts.ffn_hidden_size}",
-    ]
-    if any(layer.experts is None for layer in model.layers):
-        pattern = ",".join("1" if layer.experts else "0" for layer in model.layers)
-        flags += [f"--moe-layer-freq '[{pattern}]'"]
-    flags += [f"--moe-router-score-function {experts.router}"]
-    if experts.router == "softmax" and experts.top_k == 1:
-        flags += ["--moe-router-pre-softmax"]
-    if experts.router_bias:
-        flags += ["--moe-router-enable-expert-bias"]
-    if experts.num_groups > 1:
-        flags += [f"--moe-router-num-groups {experts.num_groups}"]
-        flags += [f"--moe-router-group-topk {experts.group_top_k}"]
-    if experts.shared_ffn_hidden_size:
-        flags += [f"--moe-shared-expert-intermediate-size {experts.shared_ffn_hidden_size}"]
-        flags += ["--moe-shared-expert-gate"] if experts.shared_gate else []
-    if experts.latent_size:
-        flags += [f"--moe-latent-size {experts.latent_size}"]
-    if experts.capacity_factor is not None:
-        flags += [f"--moe-expert-capacity-factor {experts.capacity_factor:g}"]
-        flags += ["--moe-pad-expert-input-to-capacity"]
-    flags += ["--moe-router-load-balancing-type aux_loss", "--moe-aux-loss-coeff 1e-3"]
-    return FlagGroup("MOE_ARGS", "Routers and experts", tuple(flags))

@@ -69,6 +69,7 @@ _PARTS = (
     ("overlap_param_gather", "parameter overlap"),
     ("cross_entropy_fusion", "fused loss"),
     ("cuda_graphs", "CUDA graphs"),
+    ("fp8_param_gather", "fp8 weights"),
 )
 
 
@@ -91,7 +92,8 @@ def switches(plan: Plan) -> str:
     if plan.layout == "first-last":
         parts[1] += f" ({plan.first_stage_layers}/{plan.last_stage_layers})"
     parts += [f"recompute {plan.recompute_label}", f"gradients {plan.grad_dtype}"]
-    parts += [f"cp by {plan.cp_comm_type}"] if plan.cp > 1 else []
+    groups = f" (a2a over {plan.cp_a2a})" if plan.cp_a2a > 1 else ""
+    parts += [f"cp by {plan.cp_comm_type}{groups}"] if plan.cp > 1 else []
     parts += [f"{plan.dp_replicate} shard groups"] if plan.dp_replicate > 1 else []
     parts += [] if plan.reshard_after_forward else ["parameters kept after forward"]
     parts += ["compiled"] if plan.compile else []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = "out of memory"
 
-CP_MARKS = {"p2p": "", "all-gather": "g", "a2a": "a"}
+CP_MARKS = {"p2p": "", "all-gather": "g", "a2a": "a", "a2a+p2p": "h"}
 LAYOUT_MARKS = {"even": "", "embedding": "e", "loss": "l", "embedding-loss": "b", "first-last": "f"}
 """Behind the degrees of context and pipeline parallelism: how, where it is not the usual way."""
 EP_MARKS = {"all-to-all": "", "all-gather": "g", "deepep": "d"}
@@ -31,7 +31,15 @@ OVERLAP_MARK = "o"
 
 TIGHT_MEANS = "they may run out of memory. P(fits) says how likely each is to fit; run three steps."
 _NEAR_FIELDS = frozenset(
-    {"vpp", "layout", "first_stage_layers", "last_stage_layers", "cp_comm_type", "moe_dispatcher"}
+    {
+        "vpp",
+        "layout",
+        "first_stage_layers",
+        "last_stage_layers",
+        "cp_comm_type",
+        "cp_a2a",
+        "moe_dispatcher",
+    }
 )
 """Plans that differ in no other field are near variants of each other; 1F1B with and without
 virtual stages is one schedule.

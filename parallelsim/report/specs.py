@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 from parallelsim.cluster import ClusterSpec
+from parallelsim.custom_layers import Custom
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import MLP, Attention, LatentAttention, MixtureOfExperts, StateSpace
 from parallelsim.model import ModelSpec
@@ -33,7 +34,7 @@ class View:
         """Key figures, every field, and the sources that its file states."""
         lines = [*self.summary(spec), ""]
         for key, value in _flat("", spec):
-            if key.startswith("blocks") and value == "-":
+            if value == "-" and key.startswith(("blocks", "input_op", "output_op")):
                 continue  # what a layer has not
             unstated = self.kind == "model" and key in _UNSTATED_AS_ZERO and value == "0"
             lines.append(f"{key}: {'not stated' if unstated else value}")
@@ -130,7 +131,7 @@ def _attention_words(model: ModelSpec) -> str:
     words = [f"{part.num_heads}/{part.num_query_groups}" for part, _ in _parts(model, Attention)]
     words += [f"MLA {part.num_heads}" for part, _ in _parts(model, LatentAttention)]
     mixers = ["Mamba"] if _parts(model, StateSpace) else []
-    return " + ".join([*words[:1], *mixers])
+    return " + ".join([*words[:1], *mixers]) or "-"
 
 
 def _expert_words(model: ModelSpec) -> str:
@@ -183,6 +184,10 @@ def _described(part: Any) -> str:
     if isinstance(part, StateSpace):
         text = f"a Mamba-2 mixer: {part.num_heads} heads of {part.head_dim}"
         return f"{text}, {part.state_size} states, {part.num_groups} groups"
+    if isinstance(part, Custom):
+        names = [each.name for each in part.operators]
+        shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        return f"{len(names)} operators of their own: {shown}"
     if isinstance(part, MLP):
         return f"an MLP: {part.ffn_hidden_size} wide, {_activation_words(part)}"
     text = f"experts: {part.top_k} of {part.num_experts}, each {part.ffn_hidden_size} wide"

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from parallelsim.cluster import AcceleratorSpec
+from parallelsim.custom_layers import Custom
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import (
     MLP,
@@ -21,16 +24,17 @@ from parallelsim.layers import (
     SubLayer,
 )
 from parallelsim.model import ModelSpec
-from parallelsim.operators import OperatorKeys
+from parallelsim.operators import FloatArray, OperatorKeys
 from parallelsim.sublayers.adapters import adapted
 from parallelsim.sublayers.attention import attention_work
+from parallelsim.sublayers.custom import custom_work, input_elements
 from parallelsim.sublayers.experts import experts_work
 from parallelsim.sublayers.latent_attention import latent_attention_work
 from parallelsim.sublayers.mlp import mlp_work
 from parallelsim.sublayers.state_space import state_space_work
-from parallelsim.sublayers.work import Exchange, Place, Work
+from parallelsim.sublayers.work import Exchange, Place, Repeat, Work
 
-__all__ = ["Exchange", "Work", "work"]
+__all__ = ["Exchange", "Repeat", "Work", "mean_input", "work"]
 
 _KINDS: dict[type, Callable[[Any, Place], Work]] = {
     Attention: attention_work,
@@ -38,7 +42,25 @@ _KINDS: dict[type, Callable[[Any, Place], Work]] = {
     StateSpace: state_space_work,
     MLP: mlp_work,
     MixtureOfExperts: experts_work,
+    Custom: custom_work,
 }
+
+
+def mean_input(
+    model: ModelSpec, framework: FrameworkSpec, accelerator: AcceleratorSpec, keys: OperatorKeys
+) -> FloatArray | None:
+    """Elements of a layer's input on one rank, mean of all layers; None where all have the
+    model's tokens and width.
+    """
+    if model.alike_inputs:
+        return None
+    total = np.zeros(len(keys.tp))
+    for layer, count in model.layer_kinds:
+        place = Place(model, layer, framework, accelerator, keys)
+        own = input_elements(layer.custom, place) if layer.custom else None
+        whole = place.tokens * model.hidden_size / keys.sequence_shards
+        total = total + count * (whole if own is None else own)
+    return total / model.num_layers
 
 
 def work(

@@ -6,7 +6,6 @@ import numpy as np
 
 from parallelsim.layers import Attention
 from parallelsim.operators import AttentionCore, FloatArray, Gemm
-from parallelsim.plan import code
 from parallelsim.sublayers.work import (
     Cast,
     Place,
@@ -17,8 +16,6 @@ from parallelsim.sublayers.work import (
     spared_bytes,
     with_own,
 )
-
-P2P = code("cp_comm_type", "p2p")
 
 
 def attention_work(attention: Attention, place: Place) -> Work:
@@ -44,7 +41,7 @@ def attention_work(attention: Attention, place: Place) -> Work:
     rope = 4.0 * (tokens * query + memory_tokens * kv) * (place.model.position_embedding == "rope")
     ring = ring_merges(place, query)
     cast_f, cast_b = cast_bytes(place, Cast(query, query + 2 * kv))
-    core = _core(attention, place, query, kv)
+    core = attention_core(attention, place, query, kv)
     saved = tokens * 4.0 * query + memory_tokens * 4.0 * kv
     saved = saved + tokens * core_saved_bytes(attention.num_heads, place)
     saved = saved + gathered_input_bytes(place)
@@ -73,8 +70,7 @@ def kv_width(attention: Attention, tp: FloatArray) -> FloatArray:
 
 def ring_merges(place: Place, query: FloatArray) -> FloatArray:
     """Elements of the partial outputs that a context-parallel ring merges."""
-    keys = place.keys
-    return place.tokens * np.where(keys.cp_comm_type == P2P, keys.cp - 1.0, 0.0) * query
+    return place.tokens * (place.keys.ring - 1.0) * query
 
 
 def core_saved_bytes(num_heads: int, place: Place) -> FloatArray:
@@ -85,7 +81,7 @@ def core_saved_bytes(num_heads: int, place: Place) -> FloatArray:
     if place.framework.compute.flash_attention:
         return 4.0 * heads
     score_bytes = 5.0 if place.model.attention_dropout > 0 else 2.0
-    return np.where(place.keys.selective > 0, 0.0, score_bytes * heads * place.seq_length)
+    return np.where(place.keys.recomputes("core_attn"), 0.0, score_bytes * heads * place.seq_length)
 
 
 def _memory_tokens(attention: Attention, place: Place) -> FloatArray:
@@ -95,9 +91,10 @@ def _memory_tokens(attention: Attention, place: Place) -> FloatArray:
     return place.keys.micro_batch_size * float(attention.kv_seq_length) / place.keys.cp
 
 
-def _core(
+def attention_core(
     attention: Attention, place: Place, query: FloatArray, kv: FloatArray
 ) -> AttentionCore:
+    """softmax(Q K^T) V of the rank's heads: ``query`` and ``kv`` columns of it."""
     keys, s = place.keys, place.seq_length
     heads = keys.micro_batch_size * attention.num_heads / place.tp
     pairs = attention.pairs_per_sequence(s)

@@ -10,6 +10,7 @@ from parallelsim.sublayers.attention import core_saved_bytes, ring_merges
 from parallelsim.sublayers.work import (
     Cast,
     Place,
+    Repeat,
     Work,
     cast_bytes,
     gathered_input_bytes,
@@ -57,6 +58,13 @@ def latent_attention_work(attention: LatentAttention, place: Place) -> Work:
     saved = saved + tokens * core_saved_bytes(attention.num_heads, place)
     saved = saved + gathered_input_bytes(place)
     saved = saved - spared_bytes(place, tokens * ((h + q_rank + rank) / shard + value))
+    in_core = 2 * attention.qk_head_dim + attention.v_head_dim + attention.qk_nope_head_dim
+    projected = Repeat(
+        "mla_up_proj",
+        place.width * copies,
+        place.width * tokens * 2.0 * heads * in_core,
+        (down[1], *queries[1:]),
+    )
     q_parameters = q_rank * (h + query + 1) if q_rank else h * query
     parameters = q_parameters + h * (rank + rope) + rank * (up + 1) + value * h
     return with_own(
@@ -71,6 +79,7 @@ def latent_attention_work(attention: LatentAttention, place: Place) -> Work:
         gemms=gemms,
         core=_core(attention, place, heads),
         tp_regions=place.tp_region,
+        repeats=(projected,),
     )
 
 

@@ -31,6 +31,8 @@ class Exchange:
 
     token_bytes: FloatArray
     """Of the tokens of this rank, one copy of each."""
+    busiest: FloatArray
+    """Load of the busiest rank over the mean: all wait until it has received its share."""
     copies: float
     """Experts that each token is sent to."""
     node_share: float
@@ -39,6 +41,31 @@ class Exchange:
     """
     expert_copies_bytes: FloatArray
     """Of the copies that the rank's experts take, before they are split over etp."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """A part of the forward pass that selective recompute can run again; shape [K]."""
+
+    module: str
+    """One of ``plan.MODULES``."""
+    forward_bytes: FloatArray
+    """Moved again by memory-bound kernels."""
+    saved_bytes: FloatArray
+    """Not kept for the backward pass then."""
+    gemms: tuple[Gemm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collective:
+    """A collective that a custom operator names; its counterpart runs backward."""
+
+    kind: str
+    """all-reduce, all-gather or reduce-scatter."""
+    num_bytes: FloatArray
+    """Of the whole tensor."""
+    group: str
+    """tp, or dp: the ranks outside tp and cp."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +98,11 @@ class Work:
     num_local_experts: FloatArray | float = 0.0
     """Whose kernels are launched one by one."""
     exchange: Exchange | None = None
+    fixed_shapes: bool = True
+    """Known before the step: not where each expert takes as many tokens as are sent to it."""
+    repeats: tuple[Repeat, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    """Beside those of the tensor-parallel regions."""
     adapters: tuple[Gemm, ...] = ()
     """GEMMs of adapters beside frozen matrices."""
     trainable_parameters: FloatArray | None = None
@@ -127,7 +159,7 @@ def residual_stream(place: Place) -> Work:
     RMSNorm, and a dropout mask (arXiv:2205.05198 section 4.1, docs/equations.md T4 and M).
     """
     model, layer, memory = place.model, place.layer, place.framework.memory
-    norms = layer.num_norms / len(layer.sublayers)
+    norms = layer.num_norms / layer.num_streams
     hidden = place.tokens * model.hidden_size / place.keys.sequence_shards
     moved = 4.0 * norms + place.dropout
     eager = model.norm == "rmsnorm"
@@ -136,6 +168,11 @@ def residual_stream(place: Place) -> Work:
         unfused = np.where(place.keys.compile > 0, 0.0, unfused)
     kept = 4.0 * norms + place.dropout + eager * memory.unfused_norm_bytes / 2
     zeros = np.zeros_like(hidden)
+    # In fp8 the GEMM keeps its quantised input, not the norm's output.
+    output = np.where(IS_FP8[place.keys.precision], memory.fp8_input_bytes / 2, 1.0)
+    normed = Repeat(
+        "layernorm", place.width * hidden * 4.0 * norms, place.width * hidden * 2.0 * norms * output
+    )
     return Work(
         forward_bytes=place.width * hidden * (6.0 + moved + 44.0 * unfused),
         backward_bytes=place.width * hidden * (7.0 + moved + 72.0 * unfused),
@@ -143,6 +180,7 @@ def residual_stream(place: Place) -> Work:
         cast_backward_bytes=zeros,
         parameters=np.full_like(hidden, norms * model.norm_parameters()),
         saved_bytes=place.width * hidden * kept,
+        repeats=(normed,),
     )
 
 
@@ -151,7 +189,7 @@ def with_own(stream: Work, place: Place, saved_bytes: FloatArray, **own: object)
     added = {
         name: getattr(stream, name) + value
         for name, value in own.items()
-        if name in ("forward_bytes", "backward_bytes", "parameters")
+        if name in ("forward_bytes", "backward_bytes", "parameters", "repeats")
     }
     kept = stream.saved_bytes + place.width * saved_bytes
     return replace(stream, saved_bytes=kept, **{**own, **added})
