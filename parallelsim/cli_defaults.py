@@ -31,11 +31,12 @@ def with_searched_defaults(
     sharded = tp > 1 and can.sequence_parallel and tokens % tp == 0
     sequence_parallel = assume("sequence_parallel", sharded)
     many = dp * cp > 1
-    zero = assume("zero", int(many and 1 in can.zero_stages))
+    zero = assume("zero", (1 if 1 in can.zero_stages else can.zero_stages[-1]) if many else 0)
     reduce = assume("overlap_grad_reduce", many and can.overlap_grad_reduce)
     assume("overlap_param_gather", bool(zero and reduce and can.overlap_param_gather))
     assume("tp_comm_overlap", bool(sequence_parallel and can.tp_comm_overlap))
     assume("cross_entropy_fusion", can.cross_entropy_fusion)
+    assume("compile", can.compile)
     assume("grad_dtype", can.grad_dtypes[0])
     if cp > 1 and can.cp_comm_types:
         assume("cp_comm_type", can.cp_comm_types[0])

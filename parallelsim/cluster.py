@@ -100,6 +100,8 @@ class AcceleratorSpec:
     """One GPU to one other inside the innermost tier, one way."""
     measured: bool
     """False where the efficiencies are the family's, not this part's own tables."""
+    host_bytes_per_s: float | None = None
+    """GPU to host memory, each way at once; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

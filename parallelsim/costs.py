@@ -62,6 +62,7 @@ from parallelsim.savedtensors import (
     gathered_bytes,
     loss_bytes,
 )
+from parallelsim.selective import repeated_seconds, selective_bytes
 from parallelsim.sublayers import Repeat, Work, mean_input, work
 
 GRADIENT_ACCUMULATION_BYTES = (10.0, 6.0)
@@ -95,11 +96,15 @@ class LayerCosts:
     weight_s: FloatArray
     """Of the backward, the weight gradients' GEMMs: what split-backward schedules put off."""
     saved_bytes: FloatArray
+    restored_bytes: FloatArray
+    """Saved tensors that selective recompute brings back for the backward pass."""
     largest_saved_bytes: FloatArray
     """Of the kind of layer that saves most."""
     parameters: FloatArray
     """Without routed experts."""
     expert_parameters: FloatArray
+    trainable_parameters: FloatArray
+    """Of ``parameters``, those that the optimizer updates."""
 
     @property
     def total_s(self) -> FloatArray:
@@ -202,6 +207,7 @@ def _prediction_costs(
         "weight_s": weight_gradient_time(accelerator, rates, keys.precision, projection),
         "saved_bytes": keys.element_bytes * tokens * 4 * h / keys.sequence_shards,
         "parameters": 2.0 * h * projection.n + 3 * model.norm_parameters(),
+        "trainable_parameters": 2.0 * h * projection.n + 3 * model.norm_parameters(),
     }
     return LayerCosts(
         **{
@@ -261,7 +267,7 @@ def _sublayer_costs(
         cp = context_parallel_exposed(
             asked.core, framework.overlap, network, keys, (attention_f, attention_b)
         )
-    again = np.where(keys.recomputes("core_attn"), attention_f, 0.0)
+    again = repeated_seconds(framework, keys, gemm_f, attention_f, memory_f)
     spared = zeros
     for repeat in asked.repeats:
         chosen = keys.recomputes(repeat.module)
@@ -273,6 +279,7 @@ def _sublayer_costs(
     if asked.exchange is not None:
         ep = expert_exchange(asked.exchange, framework.overlap, network, keys)
     backward = gemm_b + attention_b + memory_b + tp.backward_s + cp.backward_s + ep
+    kept, restored = selective_bytes(model, framework, asked, keys)
     costs = {
         "gemm_s": gemm_f + gemm_b,
         "attention_s": attention_f + attention_b,
@@ -284,10 +291,14 @@ def _sublayer_costs(
         "selective_s": again,
         "forward_s": gemm_f + attention_f + memory_f + tp.forward_s + cp.forward_s + ep,
         "weight_s": gemm_w,
-        "saved_bytes": asked.saved_bytes - spared,
-        "largest_saved_bytes": asked.saved_bytes - spared,
+        "saved_bytes": kept - spared,
+        "largest_saved_bytes": kept - spared,
+        "restored_bytes": restored,
         "parameters": asked.parameters,
         "expert_parameters": asked.expert_parameters + zeros,
+        "trainable_parameters": (
+            asked.parameters if asked.trainable_parameters is None else asked.trainable_parameters
+        ),
     }
     return costs, backward
 
@@ -299,8 +310,13 @@ def _products(
     rates: GemmRates,
     keys: OperatorKeys,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds of all GEMMs: forward, backward, and the weight gradients' part of backward."""
+    """Seconds of all GEMMs: forward, backward, and the weight gradients' part of backward.
+
+    Frozen weights have none; their adapters do.
+    """
     forward = backward = weight = np.zeros(len(keys.tp))
+    if asked.trainable_parameters is not None:
+        return _frozen_products(asked, accelerator, rates, keys)
     plain = [(gemm, keys.precision) for gemm in asked.gemms]
     plain += [(gemm, sixteen_bit(keys)) for gemm in asked.gemms_16_bit]
     for gemm, precision in plain:
@@ -316,6 +332,29 @@ def _products(
         backward = backward + once
         backward = backward + grouped_gemm_time(accelerator, rates, keys.precision, inputs)
         weight = weight + once
+    return forward, backward, weight
+
+
+def _frozen_products(
+    asked: Work, accelerator: AcceleratorSpec, rates: GemmRates, keys: OperatorKeys
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The same where the weights are frozen: backward is (m, k, n) alone, for adapters both."""
+    forward = backward = weight = np.zeros(len(keys.tp))
+    in_16_bit = sixteen_bit(keys)
+    frozen = [(gemm, keys.precision) for gemm in asked.gemms]
+    frozen += [(gemm, in_16_bit) for gemm in asked.gemms_16_bit]
+    for gemm, precision in frozen:
+        forward = forward + gemm_time(accelerator, rates, precision, gemm)
+        turned = Gemm(gemm.m, gemm.k, gemm.n)
+        backward = backward + gemm_time(accelerator, rates, precision, turned)
+    for grouped in asked.grouped_gemms:
+        inputs = grouped._replace(n=grouped.k, k=grouped.n)
+        forward = forward + grouped_gemm_time(accelerator, rates, keys.precision, grouped)
+        backward = backward + grouped_gemm_time(accelerator, rates, keys.precision, inputs)
+    for gemm in asked.adapters:
+        forward = forward + gemm_time(accelerator, rates, in_16_bit, gemm)
+        backward = backward + gemm_backward_time(accelerator, rates, in_16_bit, gemm)
+        weight = weight + weight_gradient_time(accelerator, rates, in_16_bit, gemm)
     return forward, backward, weight
 
 
@@ -374,12 +413,15 @@ def _memory_bound(
     is_fp8 = np.where(IS_FP8[keys.precision], FP8_CAST_FACTOR, 0.0)
     forward = asked.forward_bytes + is_fp8 * asked.cast_forward_bytes
     backward = asked.backward_bytes + is_fp8 * asked.cast_backward_bytes
-    forward_s = memory_bound_time(accelerator, framework, forward)
-    backward_s = memory_bound_time(accelerator, framework, backward)
+    left = np.where(keys.compile > 0, framework.compute.compiled_memory_bound_frac, 1.0)
+    forward_s = left * memory_bound_time(accelerator, framework, forward)
+    backward_s = left * memory_bound_time(accelerator, framework, backward)
     if not framework.compute.fused_grad_accumulation:
         stream = STREAM_EFFICIENCY * accelerator.memory_bandwidth_bytes_per_s
         added = np.where(keys.grad_dtype == FP32_GRADIENTS, *GRADIENT_ACCUMULATION_BYTES)
         parameters = asked.parameters + asked.expert_parameters
+        if asked.trainable_parameters is not None:
+            parameters = asked.trainable_parameters
         backward_s = backward_s + GRADIENT_ACCUMULATION_SHARE * added * parameters / stream
     return forward_s, backward_s
 
@@ -398,6 +440,7 @@ def _launches(
     factor = 1 + host.tp_factor * (keys.tp > 1) + host.cp_factor * (keys.cp > 1)
     graphs = keys.cuda_graphs > 0
     factor = factor * np.where(graphs, host.cuda_graph_factor, 1.0)
+    factor = factor * np.where(keys.compile > 0, host.compile_factor, 1.0)
     forward = asked.host_share * host.layer_forward_s * factor
     backward = asked.host_share * host.layer_backward_s * factor
     if asked.exchange is not None:
@@ -443,6 +486,8 @@ def edge_costs(
     forward = _sum(gemm_time(accelerator, rates, head_precision, g) for g in gemms)
     backward = _sum(gemm_backward_time(accelerator, rates, head_precision, g) for g in gemms)
     weight = _sum(weight_gradient_time(accelerator, rates, head_precision, g) for g in gemms)
+    if model.lora is not None:
+        backward, weight = backward - weight, np.zeros_like(weight)
     loss = memory_bound_time(accelerator, framework, passes * 4.0 * tokens * vocab)
     exposed = head_tensor_parallel_exposed(model, framework.overlap, network, keys)
     group = network.group(keys.tp, np.ones(len(keys.tp)))
@@ -453,7 +498,7 @@ def edge_costs(
     heads = 1 + model.num_mtp_layers
     return EdgeCosts(
         embedding_s=embedding_forward
-        + memory_bound_time(accelerator, framework, 5.0 * tensor),
+        + (0.0 if model.lora else 1.0) * memory_bound_time(accelerator, framework, 5.0 * tensor),
         embedding_forward_s=embedding_forward,
         head_s=heads * (forward + backward + loss + exposed),
         head_forward_s=heads * (forward + LOSS_FORWARD_SHARE * loss + exposed / 3),
@@ -586,6 +631,7 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.etp,
         plans.moe_dispatcher,
         plans.ep_comm_overlap,
+        plans.compile,
         np.where(plans.recompute == SELECTIVE, 1 + plans.recompute_modules, 0),
     ]
 

@@ -185,6 +185,17 @@ def pipeline_transfer_time(
     return np.where(pp > 1, time, 0.0)
 
 
+def offload_exposed(
+    num_bytes: FloatArray, host_bytes_per_s: float, forward_s: FloatArray, backward_s: FloatArray
+) -> FloatArray:
+    """Seconds of one layer and micro-batch that its offload adds: what neither pass hides.
+
+    max(S / B_host - f, 0) + max(S / B_host - b, 0)   (docs/equations.md T24)
+    """
+    moved = num_bytes / host_bytes_per_s
+    return np.maximum(moved - forward_s, 0.0) + np.maximum(moved - backward_s, 0.0)
+
+
 class DataParallel(NamedTuple):
     """Exposed seconds of a step, shape [P]."""
 
@@ -207,7 +218,6 @@ def data_parallel_exposed(
     overlap_param_gather: IntArray,
     micro_batch_s: FloatArray,
     window: FloatArray,
-    num_micro_batches: FloatArray,
     num_layers: FloatArray,
 ) -> DataParallel:
     """Seconds of gradient reduction and parameter gathering that a step pays for.
@@ -216,11 +226,10 @@ def data_parallel_exposed(
     (T13)
 
     ZeRO 0: one all-reduce of the gradients. ZeRO 1: one reduce-scatter, one all-gather of the
-    parameters. ZeRO 2: a reduce-scatter for each micro-batch. ZeRO 3: two gathers for each
-    micro-batch too. ``window`` w counts the micro-batches whose computation a collective can run
-    behind. Software that reduces or slices tensor by tensor adds a time for each of ``num_layers``
-    layers of the rank and each rank of the group. Neglects: the number of buckets, contention with
-    tensor-parallel traffic.
+    parameters. What ZeRO 2 and 3 do in each micro-batch is in ``sharded``. ``window`` w counts the
+    micro-batches whose computation a collective can run behind. Software that reduces or slices
+    tensor by tensor adds a time for each of ``num_layers`` layers of the rank and each rank of the
+    group. Neglects: the number of buckets, contention with tensor-parallel traffic.
     """
     group = network.group(num_ranks, stride)
     sharded = zero > 0
@@ -240,7 +249,4 @@ def data_parallel_exposed(
     hidden_gather = np.maximum(gather - FORWARD_SHARE * budget, floor * gather)
     reduce = np.where(overlap_grad_reduce > 0, hidden_reduce, reduce)
     gather = np.where(overlap_param_gather > 0, hidden_gather, gather)
-    if (zero > 1).any():
-        reduce = reduce * np.where(zero >= 2, num_micro_batches, 1.0)
-        gather = gather * np.where(zero == 3, 2 * num_micro_batches, 1.0)
     return DataParallel(reduce, gather)

@@ -60,6 +60,14 @@ class Capabilities:
     expert_tensor_parallel: bool = False
     ep_comm_overlap: bool = False
     """Tokens of one micro-batch travel while another computes."""
+    hybrid_sharding: bool = False
+    """ZeRO 2 and 3 inside groups of which several replicas exist (dp_replicate > 1)."""
+    reshard_choice: bool = False
+    """With ZeRO 3, gathered parameters can stay until the backward pass."""
+    compile: bool = False
+    optimizers: tuple[str, ...] = ("adam",)
+    activation_offload: bool = False
+    """Saved activations can wait in host memory."""
     sublayers: tuple[str, ...] = ("attention", "mlp")
     """Kinds of sub-layers that it runs, as far as its file describes them."""
 
@@ -87,6 +95,14 @@ class ComputeFacts:
     fused_cross_entropy_passes: float
     optimizer_efficiency: float
     """Share of memory bandwidth that the optimizer step reaches."""
+    compiled_memory_bound_frac: float = 1.0
+    """Time of norms, activations and the like that a compiler leaves."""
+    selective_core_frac: float = 1.0
+    """Of the forward attention core, run again with recompute = selective."""
+    selective_gemm_frac: float = 0.0
+    """Of the forward GEMMs."""
+    selective_memory_bound_frac: float = 0.0
+    """Of the other forward kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +131,8 @@ class HostFacts:
     """The host waits for the number of tokens that each expert gets, once forward."""
     experts_graph_factor: float = 1.0
     """What CUDA graphs leave of the experts' launches."""
+    compile_factor: float = 1.0
+    """What a compiler leaves of the launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +168,9 @@ class OverlapFacts:
     straggler_per_doubling: float
     """Relative slowdown for each doubling of the GPUs beyond 8."""
     straggler_per_doubling_fp8: float
+    shard_contention: float = field(default=0.12, kw_only=True)
+    """Of overlapped gathers and scatters of layers (ZeRO 2 and 3), what they slow computation by.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +194,7 @@ class MemoryFacts:
     unfused_norm_bytes: float
     """fp32 copies that the two eager RMSNorms of a layer keep, for each token and hidden unit."""
     param_gather_buffer: float
-    """ZeRO-3: gathered parameters alive at once, in layers."""
+    """ZeRO-3: 16-bit parameters and gradients of whole layers alive at once, in layers."""
     mlp_bytes_gated: float
     """Saved bytes for each token and ffn unit: 6 with fused SwiGLU, 8 without."""
     mlp_bytes_plain: float
@@ -192,6 +213,11 @@ class MemoryFacts:
     """Of one layer's saved tensors, transient in backward."""
     fragmentation: float
     """phi: reserved over allocated activations, minus one."""
+    eager_hidden_bytes: float = field(default=0.0, kw_only=True)
+    """Added without a compiler, for each layer, token and hidden unit."""
+    selective_outputs_kept: float = field(default=0.0, kw_only=True)
+    """With recompute = selective, the share of GEMM outputs that is kept; 0: selective is the
+    attention core's recompute, and keeps all else."""
     constant_bytes: float
     """Workspaces, NCCL buffers, CUDA context: on every rank."""
     cuda_graph_bytes: float = 0.0

@@ -34,13 +34,13 @@ class LoRA:
         expert has its own adapters. Latent attention has no fused QKV matrix and state spaces have
         none of the targets.
         """
-        matrices = (each for part in layer.sublayers for each in _matrices(part, hidden_size))
+        found = (each for part in layer.sublayers for each in matrices(part, hidden_size))
         return self.rank * sum(
-            copies * (into + out) for name, into, out, copies in matrices if name in self.targets
+            copies * (into + out) for name, into, out, copies in found if name in self.targets
         )
 
 
-def _matrices(part: SubLayer, h: int) -> Iterator[tuple[str, int, int, int]]:
+def matrices(part: SubLayer, h: int) -> Iterator[tuple[str, int, int, int]]:
     """(target, input width, output width, copies) of the matrices that can have an adapter."""
     if isinstance(part, Attention):
         query, keys = part.query_width, 2 * part.kv_width

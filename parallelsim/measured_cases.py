@@ -20,21 +20,25 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.measured_clusters import CLUSTER_FACTS, cluster_of
-from parallelsim.measured_models import is_gated, measured_model
+from parallelsim.measured_models import fine_tuned, is_gated, measured_model
 from parallelsim.measured_text import (
     KERNEL_COLUMNS,
+    Sharding,
     follows_recipe,
     framework_variant,
     stated_dispatcher,
     stated_grad_dtype,
     stated_layer_split,
     stated_modules,
+    stated_offload_pct,
     stated_recompute_layers,
+    stated_sharding,
     stated_switches,
-    states_offload,
+    states_some_blocks,
 )
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import ModelSpec
+from parallelsim.operators import IS_FP8
 from parallelsim.plan import MODULES, PRECISIONS, RECOMPUTES, SCHEDULES, WAVES, Plan, code
 from parallelsim.planfile import MAX_BATCH, with_sane_size
 from parallelsim.rule_software import KEEPS_FP8
@@ -93,7 +97,8 @@ class CaseBuilder:
         )
         assumed: list[str] = []
         try:
-            model = self._interned("model", measured_model(facts, defaults, assumed))
+            trained = fine_tuned(measured_model(facts, defaults, assumed), facts, assumed)
+            model = self._interned("model", trained)
             key = ("cluster", *(facts.text(name) for name in CLUSTER_FACTS))
             cluster: ClusterSpec = self._once(key, lambda: cluster_of(facts, self._clusters()))
             plan, recomputes = _plan(facts, model, cluster, framework, defaults, assumed)
@@ -135,15 +140,11 @@ def _refuse_unsupported(facts: Facts) -> None:
         RowError: with the reason.
     """
     task = facts.word("task")
-    if task not in ("", "pretrain"):
-        raise RowError(f"not supported yet: {task[:20]} (packed or partly frozen training)")
+    if task not in ("", "pretrain", "sft", "lora"):
+        raise RowError(f"not supported yet: task {task[:20]}")
     zero = facts.number("zero_stage")
     if zero is not None and zero not in (0, 1, 2, 3):
         raise RowError(f"zero_stage={facts.text('zero_stage')[:40]}: expected 0, 1, 2 or 3")
-    if facts.feature("fsdp") or zero == 3:
-        raise RowError("not supported yet: FSDP (ZeRO 3)")
-    if states_offload(facts):
-        raise RowError("not supported yet: offload to the host")
     schedule = _stated_schedule(facts)
     if schedule and schedule not in SCHEDULES:
         raise RowError(f"not supported yet: schedule {schedule[:30]}")
@@ -164,8 +165,12 @@ def _plan(
     tp, pp = degrees["tp"], degrees["pp"]
     precision = _precision(facts, model, cluster, framework, defaults, assumed)
     recompute, heavier = _recompute(facts, framework, defaults, assumed)
+    again = stated_recompute_layers(facts, model.num_layers)
+    if again and recompute == "selective":
+        recompute = "full"
     degrees |= _expert_degrees(facts, model, framework, degrees, assumed)
-    zero = facts.number("zero_stage")
+    sharding = stated_sharding(facts)
+    zero = 3 if sharding else facts.number("zero_stage")
     if zero is None:
         zero = defaults.zero
         assumed.append(f"zero={zero}")
@@ -174,18 +179,21 @@ def _plan(
         sequence_parallel = defaults.sequence_parallel and framework.capabilities.sequence_parallel
         assumed.append(f"sequence_parallel={sequence_parallel}")
     sequence_parallel = bool(sequence_parallel) and tp > 1
-    grad_dtype = stated_grad_dtype(facts)
+    grad_dtype = stated_grad_dtype(facts) or (sharding.grad_dtype if sharding else "")
     if not grad_dtype:
         grad_dtype = defaults.fp16_grad_dtype if precision == "fp16" else defaults.grad_dtype
         assumed.append(f"grad_dtype={grad_dtype}")
     switches = _switches(facts, framework, defaults, precision, assumed)
+    async_tp = switches["tp_comm_overlap"]
     switches["tp_comm_overlap"] &= sequence_parallel
     switches["overlap_param_gather"] &= zero > 0
     switches["overlap_grad_reduce"] &= zero == 0 or defaults.overlap_with_zero
     switches["cuda_graphs"] &= recompute != "full"
+    if defaults.compile_with_fp8 and (IS_FP8[code("precision", precision)] or async_tp):
+        switches["compile"] = True
     switches["ep_comm_overlap"] &= degrees["ep"] > 1
     switches["fp8_param_gather"] &= zero > 0 and bool(KEEPS_FP8[code("precision", precision)])
-    fields: dict[str, Any] = degrees | switches
+    fields: dict[str, Any] = degrees | switches | _shard_groups(sharding, degrees, cluster)
     if degrees["ep"] > 1:
         fields["moe_dispatcher"] = _dispatcher(facts, framework, defaults, assumed)
     plan = Plan(
@@ -196,11 +204,26 @@ def _plan(
         zero=int(zero),
         recompute=recompute,
         recompute_modules=stated_modules(facts) if recompute == "selective" else MODULES[0],
-        recompute_num_layers=stated_recompute_layers(facts) if recompute == "full" else 0,
+        recompute_num_layers=again if recompute == "full" else 0,
         precision=precision,
         grad_dtype=grad_dtype,
+        activation_offload_pct=stated_offload_pct(facts, model.num_layers),
     )
     return with_sane_size(plan.validate()), heavier
+
+
+def _shard_groups(
+    sharding: Sharding | None, degrees: dict[str, int], cluster: ClusterSpec
+) -> dict[str, Any]:
+    """Placement of fully sharded data parallelism; hybrid groups of unstated size are nodes."""
+    if sharding is None:
+        return {}
+    ranks = degrees["dp"] * degrees["cp"]
+    group = sharding.group or (cluster.gpus_per_node if sharding.is_hybrid else ranks)
+    return {
+        "dp_replicate": max(ranks // group, 1),
+        "reshard_after_forward": sharding.reshard,
+    }
 
 
 def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, int]:
@@ -342,7 +365,7 @@ def _recompute(
     facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
 ) -> tuple[str, tuple[str, ...]]:
     """(kind, heavier kinds to try): as stated, else the lightest that will turn out to fit."""
-    stated = facts.word("recompute")
+    stated = "" if states_some_blocks(facts) else facts.word("recompute")
     if stated and not facts.feature("recompute"):
         stated = "none"
     if stated == "selective" and not stated_modules(facts):
@@ -373,6 +396,7 @@ def _switches(
         "overlap_param_gather",
         "cross_entropy_fusion",
         "cuda_graphs",
+        "compile",
         "ep_comm_overlap",
     )
     switches = {}

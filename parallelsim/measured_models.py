@@ -14,6 +14,7 @@ from parallelsim.layers import (
     Layer,
     MixtureOfExperts,
 )
+from parallelsim.lora import LoRA
 from parallelsim.measured_text import drops_tokens
 from parallelsim.measurements import Facts, RowError
 from parallelsim.model import ModelSpec
@@ -23,6 +24,13 @@ GPT2_VOCAB_SIZE = 50_257
 """Rows of the GPT-2 tokenizer, Megatron's default for GPT models (GPT2BPETokenizer)."""
 RECENT_VOCAB_SIZE = 128_256
 """Rows of the Llama 3 tokenizer, for mixtures of experts whose source states none."""
+ADAPTERS = LoRA(16, ("linear_qkv", "linear_proj"))
+"""Of runs that do not state them: the rules of MLPerf Training v4.0 for Llama 2 70B, rank 16 beside
+all four matrices of attention."""
+EXAMPLE_TOKENS = 200
+"""Mean length of a SQuAD example (question, context and answer), which NeMo's fine-tuning recipes
+pack into sequences (NeMo packed_sequence.py; arXiv:1606.05250)."""
+_PACKED = re.compile(r"\b(?:packed|finetuning)\b", re.I)
 _SIZE = re.compile(r"\b(\w+)\s*=\s*(\d+)")
 _ALTERNATE = re.compile(r"(\d+) on alternate layers")
 
@@ -90,6 +98,29 @@ def _stated_model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> Mo
         hidden_dropout=dropout,
         attention_dropout=dropout,
     )
+
+
+def fine_tuned(model: ModelSpec, facts: Facts, assumed: list[str]) -> ModelSpec:
+    """The model as a fine-tuning run trains it: packed short examples, adapters; else itself."""
+    task = facts.word("task")
+    if task in ("sft", "lora") and _PACKED.search(facts.text("notes")):
+        assumed.append(f"examples of {EXAMPLE_TOKENS} tokens, packed")
+        model = replace(model, blocks=tuple(_packed(block) for block in model.blocks))
+    if task != "lora":
+        return model
+    assumed.append(f"lora_rank={ADAPTERS.rank}, lora_targets={'+'.join(ADAPTERS.targets)}")
+    return replace(model, lora=ADAPTERS)
+
+
+def _packed(block: Block) -> Block:
+    """Packed examples of n tokens score as many pairs as a causal window of n / 2."""
+    layers = []
+    for layer in block.layers:
+        if isinstance(layer.attention, Attention):
+            attention = replace(layer.attention, window=EXAMPLE_TOKENS // 2)
+            layer = replace(layer, attention=attention)
+        layers.append(layer)
+    return replace(block, layers=tuple(layers))
 
 
 def _published(facts: Facts) -> ModelSpec | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from parallelsim.framework import FrameworkSpec
 from parallelsim.measurements import SWITCH_WORDS, Facts, RowError
@@ -44,6 +44,11 @@ _MODULES = re.compile(r"\brecompute_modules\s*=\s*\[([^\]]*)\]", re.I)
 _TOKEN_DROP = re.compile(r"\btoken[ -]?drop\b", re.I)
 _GRAPH_SCOPE = re.compile(r"\bcuda_graph_scope\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
+_SELECTED_LAYERS = re.compile(r"\bselective layers?\b", re.I)
+_SOME_BLOCKS = re.compile(r"\bfraction of (?:the )?blocks\b", re.I)
+_SHARD_GROUP = re.compile(r"\b(?:shard (?:group|degree)\s*|FSDP\s*=\s*)(\d+)", re.I)
+_COMPILED = re.compile(r"\b(?:torch\.)?compiled?\b", re.I)
+_ASYNC_TP = re.compile(r"\basync(?:hronous)? TP\b", re.I)
 _NAMED = re.compile(r"selective \(([^)]*)\)")
 _MODULE_WORDS: Mapping[str, re.Pattern[str]] = {
     "core_attn": re.compile(r"attn|attention", re.I),
@@ -69,6 +74,7 @@ _DENIED_AFTER = re.compile(
     r"\b(?:off|disabled|false|none|not|unused|absent|(?:no|0)(?=\s*$))\b",
     re.I,
 )
+_OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
 
@@ -90,6 +96,10 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
         stated |= dict.fromkeys(
             ("tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather"), False
         )
+    if any(_COMPILED.search(facts.text(cell)) for cell in ("id", "overlap", "notes")):
+        stated["compile"] = True
+    if _ASYNC_TP.search(facts.text("overlap")):
+        stated["tp_comm_overlap"] = True
     for cell in ("recompute_detail", "overlap"):
         for name, pattern in _SWITCHES.items():
             for match in pattern.finditer(facts.text(cell)):
@@ -110,10 +120,48 @@ def drops_tokens(facts: Facts) -> bool:
     return bool(_says(_TOKEN_DROP, facts.text("notes")))
 
 
-def stated_recompute_layers(facts: Facts) -> int:
-    """Layers that full recompute covers in each virtual stage, 0 for all."""
+def stated_recompute_layers(facts: Facts, num_layers: int) -> int:
+    """Layers that full recompute covers in each virtual stage, 0 for all; half of all where whole
+    layers are selected and no number is given (every second one, torchtitan's default).
+    """
     match = _NUM_LAYERS.search(facts.text("recompute_detail"))
-    return int(match[1]) if match else 0
+    if match:
+        return int(match[1])
+    return num_layers // 2 if _SELECTED_LAYERS.search(facts.text("recompute_detail")) else 0
+
+
+def states_some_blocks(facts: Facts) -> bool:
+    """A share of the blocks is recomputed, which one is not said."""
+    return _SOME_BLOCKS.search(facts.text("recompute_detail")) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Fully sharded data parallelism as a row states it."""
+
+    group: int | None
+    """Ranks of a shard group where stated."""
+    is_hybrid: bool
+    """Groups are replicated."""
+    reshard: bool
+    """Gathered parameters are freed after the forward pass."""
+    grad_dtype: str
+    """Empty where the framework's default holds; else that of PyTorch's first FSDP, whose
+    MixedPrecision reduces in the parameters' format unless told otherwise."""
+
+
+def stated_sharding(facts: Facts) -> Sharding | None:
+    """What the column on FSDP says; None where it is empty, false, or shards nothing."""
+    text = facts.feature("fsdp")
+    if not text or text.lower() == "no_shard":
+        return None
+    group = _SHARD_GROUP.search(text)
+    return Sharding(
+        int(group[1]) if group else None,
+        re.search(r"\bhsdp\b|hybrid", text, re.I) is not None,
+        re.search(r"shard_grad_op", text, re.I) is None,
+        "bf16" if re.match(r"[fh]sdp\b", text) else "",
+    )
 
 
 def stated_dispatcher(facts: Facts) -> str:
@@ -134,15 +182,28 @@ def stated_modules(facts: Facts) -> str:
     return "+".join(name for name in MODULES if _MODULE_WORDS[name].search(named[1]))
 
 
-def states_offload(facts: Facts) -> bool:
-    """Activations or states are moved to host memory."""
+def stated_offload_pct(facts: Facts, num_layers: int) -> int:
+    """Percent of the activations that are moved to host memory.
+
+    Raises:
+        RowError: something is offloaded, but not how much.
+    """
     text = facts.feature("offload")
     if text:
         try:
-            return float(text) > 0
+            share = float(text)
         except ValueError:
-            return True
-    return _OFFLOAD.search(facts.text("recompute_detail")) is not None
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise RowError(f"offload={text[:40]}: expected the share of the activations, 0 to 1")
+        return round(100 * share)
+    detail = facts.text("recompute_detail")
+    if _OFFLOAD.search(detail) is None:
+        return 0
+    layers = _OFFLOAD_LAYERS.search(detail)
+    if layers is None:
+        raise RowError("offload to the host of an unstated number of layers")
+    return round(100 * min(int(layers[1]) / num_layers, 1.0))
 
 
 def follows_recipe(facts: Facts) -> bool:

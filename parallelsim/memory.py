@@ -20,6 +20,7 @@ import numpy as np
 from parallelsim.costs import SELECTIVE, CostTable
 from parallelsim.framework import MemoryFacts
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
+from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes
 from parallelsim.pipeline import PIPEDREAM_2BW, in_flight_micro_batches
 from parallelsim.plan import PLAN_FIELDS, PRECISIONS, PlanBatch, code
 from parallelsim.stages import Columns, StageLayers, free_stages, plan_columns
@@ -77,8 +78,12 @@ class States(NamedTuple):
     optimizer_bytes: FloatArray
     gathered_bytes: FloatArray | float
     """Parameters gathered at once with ZeRO 3."""
+    edge_optimizer_bytes: FloatArray | float
+    """Added for each parameter of embedding and head."""
     experts: ExpertStates | None
     """Where the model has routed experts."""
+    adapter_parameters: FloatArray | None
+    """Of a layer, where they alone are trained: the rest has no gradients nor optimizer."""
 
 
 class ExpertStates(NamedTuple):
@@ -101,6 +106,8 @@ class Activations(NamedTuple):
 
     saved_bytes: FloatArray
     """Of one layer."""
+    restored_bytes: FloatArray
+    """Of one layer, by selective recompute."""
     largest_bytes: FloatArray
     """Of the layer that saves most: what is rebuilt and differentiated at once."""
     checkpoint_bytes: FloatArray
@@ -127,15 +134,12 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         output = output * (ends.head_first < 1)
     last = head + output
     layer_parameters = table.layer.parameters[rows]
-    gathered: FloatArray | float = 0.0
-    if (plans.zero == 3).any():
-        gathered = facts.param_gather_buffer * facts.param_bytes * layer_parameters
-        gathered = np.where(plans.zero == 3, gathered, 0.0)
-    resident = _state_bytes(facts, plans, columns.shards, ends.copies)
+    frozen = table.model.lora is not None
+    resident = _state_bytes(facts, plans, columns.shards, ends.copies, frozen=frozen)
     experts = None
     if table.model.has_experts:
         replicas = columns.shards * plans.tp / (plans.ep * plans.etp)
-        held = _state_bytes(facts, plans, replicas, ends.copies)
+        held = _state_bytes(facts, plans, replicas, ends.copies, frozen=frozen)
         of_first, of_last = (
             0.0 if more is None else more.expert_parameters[rows]
             for more in (table.first, table.last)
@@ -152,23 +156,55 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         first = first + table.first.parameters[rows]
     if table.last is not None:
         last = last + table.last.parameters[rows]
+    gathered: FloatArray | float = 0.0
+    if (plans.zero == 3).any():
+        at_once = layer_parameters if experts is None else layer_parameters + experts[0]
+        gathered = _alive_bytes(facts, plans, columns, at_once, first + last)
     return States(
         layer_parameters,
         first + last * np.ceil(ends.head_first),
         last * np.ceil(ends.head_last) + first * np.ceil(ends.embedding_last),
         *resident,
         gathered,
+        edge_optimizer_bytes(facts, plans, columns.shards, ends.copies),
         experts,
+        table.layer.trainable_parameters[rows] if table.model.lora else None,
     )
 
 
+def _alive_bytes(
+    facts: MemoryFacts,
+    plans: PlanBatch,
+    columns: Columns,
+    layer_parameters: FloatArray,
+    edge_parameters: FloatArray,
+) -> FloatArray:
+    """What ZeRO 3 holds of gathered parameters and of gradients not yet scattered.
+
+    w (g N_l + N_e) bytes: g layers (half of them gradients), or all layers where none is freed
+    after its forward pass; embedding and head N_e; 0 where one rank holds everything.
+    """
+    alive = np.full(len(plans), facts.param_gather_buffer)
+    stay = columns.layers.first + facts.param_gather_buffer / 2
+    alive = np.where(plans.reshard_after_forward > 0, alive, np.maximum(alive, stay))
+    width = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    held = width * (alive * layer_parameters + edge_parameters)
+    sharded = (plans.zero == 3) & (columns.shards > plans.dp_replicate)
+    return np.where(sharded, held, 0.0)
+
+
 def _state_bytes(
-    facts: MemoryFacts, plans: PlanBatch, shards: FloatArray, copies: FloatArray | float
+    facts: MemoryFacts,
+    plans: PlanBatch,
+    shards: FloatArray,
+    copies: FloatArray | float,
+    *,
+    frozen: bool,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Resident bytes of a parameter, its gradient and its optimizer, sharded over ``shards``."""
-    parameter_bytes = _parameter_bytes(facts)[plans.precision]
+    parameter_bytes = _parameter_bytes(facts, frozen=frozen)[plans.precision]
     in_fp8_alone = plans.fp8_param_gather != 0
-    if in_fp8_alone.any():
+    if in_fp8_alone.any() and not frozen:
         parameter_bytes = np.where(
             in_fp8_alone, parameter_bytes - _spared_bytes(facts), parameter_bytes
         )
@@ -179,16 +215,23 @@ def _state_bytes(
         plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
     )
     if (plans.zero >= 2).any():
+        shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
         gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0)
         parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0)
     optimizer_bytes = _optimizer_bytes(facts)[plans.precision]
+    if plans.optimizer.any():
+        saved = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])
+        optimizer_bytes = optimizer_bytes - saved
     optimizer_bytes = optimizer_bytes / np.where(plans.zero >= 1, shards * copies, 1.0)
     return parameter_bytes, gradient_bytes, optimizer_bytes
 
 
-def _parameter_bytes(facts: MemoryFacts) -> FloatArray:
-    """Resident bytes of a parameter by precision code: fp32, 16-bit, or 16-bit and cached fp8."""
-    with_fp8 = facts.param_bytes + np.where(IS_FP8, facts.fp8_weight_bytes, 0.0)
+def _parameter_bytes(facts: MemoryFacts, *, frozen: bool) -> FloatArray:
+    """Resident bytes of a parameter by precision code: fp32, 16-bit, or 16-bit and cached fp8;
+    frozen ones that are cached in fp8 need no 16-bit copy.
+    """
+    beside = 0.0 if frozen and facts.fp8_weight_bytes else facts.param_bytes
+    with_fp8 = np.where(IS_FP8, beside + facts.fp8_weight_bytes, facts.param_bytes)
     return np.where(IS_FP32, 2 * facts.param_bytes, with_fp8)
 
 
@@ -213,6 +256,7 @@ def activations(table: CostTable, rows: IntArray) -> Activations:
     )
     return Activations(
         table.layer.saved_bytes[rows],
+        table.layer.restored_bytes[rows],
         table.layer.largest_saved_bytes[rows],
         table.edge.checkpoint_bytes[rows],
         table.edge.embedding_bytes[rows],
@@ -224,7 +268,11 @@ def activations(table: CostTable, rows: IntArray) -> Activations:
 
 
 def most_parameters(held: States, columns: Columns) -> FloatArray:
-    """Parameters of the rank that holds most, before any sharding over data parallelism."""
+    """Trained parameters of the rank that holds most, before sharding over data parallelism."""
+    if held.adapter_parameters is not None:
+        first, middle, last = columns.layers
+        most = np.maximum(np.maximum(first, last), middle)
+        return most * held.adapter_parameters * columns.ends.copies
     each, layers = held.layer_parameters * columns.ends.copies, columns.layers
     first = layers.first * each + held.first_parameters
     last = layers.last * each + held.last_parameters
@@ -233,7 +281,7 @@ def most_parameters(held: States, columns: Columns) -> FloatArray:
 
 
 def most_expert_parameters(experts: ExpertStates, columns: Columns) -> FloatArray:
-    """Parameters of routed experts on the rank that holds most of them."""
+    """Trained parameters of routed experts on the rank that holds most of them."""
     layers = columns.layers
     each = experts.layer_parameters * columns.ends.copies
     first = layers.first * each + experts.first_parameters
@@ -253,7 +301,7 @@ def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -
     wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
     if not plans.fp8_param_gather.any():
         return wide * most_parameters(held, columns)
-    narrow = _gathered_bytes(plans)
+    narrow = gathered_width(plans)
     in_bytes = held._replace(
         layer_parameters=narrow * held.layer_parameters,
         first_parameters=wide * held.first_parameters,
@@ -266,10 +314,10 @@ def gathered_expert_bytes(
     experts: ExpertStates, plans: PlanBatch, columns: Columns
 ) -> FloatArray:
     """The same of routed experts."""
-    return _gathered_bytes(plans) * most_expert_parameters(experts, columns)
+    return gathered_width(plans) * most_expert_parameters(experts, columns)
 
 
-def _gathered_bytes(plans: PlanBatch) -> FloatArray:
+def gathered_width(plans: PlanBatch) -> FloatArray:
     """Bytes in which a parameter of a layer is gathered."""
     wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
     narrow = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
@@ -314,8 +362,13 @@ def stage_memory(
     if table.first is not None or table.last is not None:
         at_ends = saved.first_bytes * stage.is_first + saved.last_bytes * stage.is_last
         kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
-    kept = in_flight * kept
+    if plans.activation_offload_pct.any():
+        kept = _on_the_gpu(kept, in_flight, stage, saved, plans)
+    else:
+        kept = in_flight * kept
     transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.largest_bytes
+    if facts.selective_outputs_kept:
+        transient = transient + saved.restored_bytes
     loss = saved.loss_bytes * stage.is_last
     loss_peaks = loss > transient
     working = np.where(loss_peaks, 0.0, transient) + saved.gathered_bytes
@@ -325,7 +378,7 @@ def stage_memory(
     resident = (
         held.parameter_bytes * parameters,
         held.gradient_bytes * parameters,
-        held.optimizer_bytes * parameters,
+        held.optimizer_bytes * parameters + held.edge_optimizer_bytes * stage.edge_parameters,
     )
     if held.experts is not None:
         of_experts = layers * held.experts.layer_parameters + stage.edge_expert_parameters
@@ -335,6 +388,10 @@ def stage_memory(
             resident[2] + held.experts.optimizer_bytes * of_experts,
         )
         parameters = parameters + of_experts
+    if held.adapter_parameters is not None:
+        trained = layers * held.adapter_parameters
+        resident = (resident[0], held.gradient_bytes * trained, held.optimizer_bytes * trained)
+        parameters = trained
     if facts.optimizer_step_bytes_per_param:
         step = facts.optimizer_step_bytes_per_param * parameters * (plans.zero == 1)
         working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
@@ -349,6 +406,17 @@ def stage_memory(
         constant_bytes=np.float64(facts.constant_bytes)
         + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),
     )
+
+
+def _on_the_gpu(
+    kept: FloatArray, in_flight: FloatArray, stage: Stage, saved: Activations, plans: PlanBatch
+) -> FloatArray:
+    """Saved tensors less those in host memory, more two layers' on their way there and back:
+    F (1 - alpha) A + 2 alpha A_layer, and never more than without offload.
+    """
+    share = plans.activation_offload_pct / 100
+    moved = np.where(stage.recomputed > 0, saved.checkpoint_bytes, saved.saved_bytes)
+    return np.minimum(in_flight * kept, in_flight * (1 - share) * kept + 2 * share * moved)
 
 
 def fullest_stage(
@@ -452,9 +520,12 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     rows = table.rows(selective)
     held, saved = states(table, rows, plans, columns), activations(table, rows)
     layers = table.model.num_layers / columns.pp
-    per_parameter = held.parameter_bytes + held.gradient_bytes + held.optimizer_bytes
-    keep = (layers + facts.backward_working_set) * saved.saved_bytes
-    again = layers * saved.checkpoint_bytes + (1 + facts.backward_working_set) * saved.saved_bytes
+    trained = held.gradient_bytes + held.optimizer_bytes
+    per_parameter = held.parameter_bytes + (trained if held.adapter_parameters is None else 0.0)
+    stays = 1 - plans.activation_offload_pct / 100
+    keep = (stays * layers + facts.backward_working_set) * saved.saved_bytes
+    again = stays * layers * saved.checkpoint_bytes
+    again = again + (1 + facts.backward_working_set) * saved.saved_bytes
     dynamic = np.minimum(keep, again) + saved.gathered_bytes
     parameters = layers * held.layer_parameters
     if table.first is not None:
@@ -463,7 +534,9 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
     resident = per_parameter * parameters + held.gathered_bytes
     if held.experts is not None:
         experts = held.experts
-        each = experts.parameter_bytes + experts.gradient_bytes + experts.optimizer_bytes
+        each = experts.parameter_bytes
+        if held.adapter_parameters is None:
+            each = each + experts.gradient_bytes + experts.optimizer_bytes
         of_experts = layers * experts.layer_parameters
         of_experts = of_experts + np.minimum(experts.first_parameters, 0.0) / columns.pp
         resident = resident + each * of_experts

@@ -59,6 +59,7 @@ class OperatorKeys:
     etp: IntArray
     moe_dispatcher: IntArray
     ep_comm_overlap: IntArray
+    compile: IntArray
     selective: IntArray
     """1 + the code of ``recompute_modules`` with recompute = selective, else 0."""
 

@@ -76,6 +76,10 @@ MOE_DISPATCHERS = ("all-to-all", "all-gather", "deepep")
 """How tokens reach their experts: NCCL all-to-all; every rank gathers all tokens; kernels that send
 a token to each node once (DeepEP, HybridEP)."""
 
+OPTIMIZERS = ("adam", "adam-bf16", "adam-8bit", "muon", "sgd")
+"""What the optimizer keeps for a parameter beside its fp32 master copy: two moments in fp32, 16 or
+8 bits (Adam); one momentum (SGD; Muon, which keeps Adam's two for embedding and head)."""
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "layout": LAYOUTS,
@@ -85,6 +89,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "grad_dtype": GRAD_DTYPES,
     "cp_comm_type": CP_COMM_TYPES,
     "moe_dispatcher": MOE_DISPATCHERS,
+    "optimizer": OPTIMIZERS,
 }
 """Fields that are names in a :class:`Plan` and codes (positions here) in a :class:`PlanBatch`."""
 
@@ -152,6 +157,16 @@ class Plan:
     """Tokens of one micro-batch travel to their experts while another one computes."""
     fp8_param_gather: bool = False
     """Weights of the fp8 GEMMs are kept in fp8 alone, without a 16-bit copy, and gathered so."""
+    dp_replicate: int = 1
+    """Replicas of the groups that gradients and parameters are sharded over (HSDP): with zero 2 and
+    3 a group has dp * cp / dp_replicate ranks."""
+    reshard_after_forward: bool = True
+    """With zero 3: gathered parameters are freed after the forward pass and gathered again."""
+    compile: bool = False
+    """Layers run through a compiler that fuses their memory-bound kernels (torch.compile)."""
+    optimizer: str = "adam"
+    activation_offload_pct: int = 0
+    """Percent of the saved activations that wait in host memory between forward and backward."""
 
     @property
     def num_gpus(self) -> int:
@@ -242,7 +257,13 @@ _FIELD_TYPES: dict[str, type] = {
 PLAN_FIELDS: tuple[str, ...] = tuple(_FIELD_TYPES)
 """Names of all plan fields, in order: the tie-break order of rankings."""
 _ZERO_ALLOWED = frozenset(
-    {"first_stage_layers", "last_stage_layers", "recompute_num_layers", "zero"}
+    {
+        "first_stage_layers",
+        "last_stage_layers",
+        "recompute_num_layers",
+        "zero",
+        "activation_offload_pct",
+    }
 )
 
 
@@ -272,7 +293,7 @@ def check_field(name: str, value: object) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise PlanError(f"{name} must be a whole number, got {str(value)[:80]!r}")
         low = 0 if name in _ZERO_ALLOWED else 1
-        high = 3 if name == "zero" else MAX_DEGREE
+        high = {"zero": 3, "activation_offload_pct": 100}.get(name, MAX_DEGREE)
         if not low <= value <= high:
             raise PlanError(f"{name} must be between {low} and {high}, got {str(value)[:80]}")
     elif kind is bool:
@@ -341,6 +362,11 @@ class PlanBatch:
     moe_dispatcher: IntArray
     ep_comm_overlap: IntArray
     fp8_param_gather: IntArray
+    dp_replicate: IntArray
+    reshard_after_forward: IntArray
+    compile: IntArray
+    optimizer: IntArray
+    activation_offload_pct: IntArray
     cuts: Cuts = NO_CUTS
 
     def __len__(self) -> int:

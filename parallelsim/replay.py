@@ -89,14 +89,15 @@ class PlanReplay(NamedTuple):
     def straggler_s(self, pipeline_s: FloatArray) -> FloatArray:
         """What stragglers add: the closed form's share of all that they stretch."""
         tail = self.tail
-        rest = tail.optimizer_s + self.launches_s
+        rest = tail.optimizer_s + tail.offload_s + self.launches_s
         busy = tail.steady_s + tail.p2p_s + tail.bubble_s + tail.dp_s + rest
         return tail.straggler_s / busy * (pipeline_s + rest)
 
     def step_times_s(self) -> FloatArray:
         """Seconds of the step: the replay's makespan and the rest of the breakdown, [P]."""
         pipeline = self.pipeline_s()
-        stretched = pipeline + self.tail.optimizer_s + self.straggler_s(pipeline)
+        stretched = pipeline + self.tail.optimizer_s + self.tail.offload_s
+        stretched = stretched + self.straggler_s(pipeline)
         return stretched + self.tail.overhead_s
 
     def step_time_s(self) -> float:

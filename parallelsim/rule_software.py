@@ -32,6 +32,7 @@ SWITCHES = (
     "cuda_graphs",
     "ep_comm_overlap",
     "fp8_param_gather",
+    "compile",
 )
 """Plan switches that a framework may not have (fields of ``Capabilities`` under the same names)."""
 RECOMPUTE_KINDS = ("none", "selective", "full", "block", "modules")

@@ -2,8 +2,8 @@
 
 :data:`RULES` is the list; bit i of a mask stands for ``RULES[i]``. A search asks
 :func:`broken_rules` for millions of plans, a person asks :func:`explain` for one. The rules
-themselves are in ``rule_shapes``, ``rule_sequences``, ``rule_stages``, ``rule_experts`` and
-``rule_software``.
+themselves are in ``rule_shapes``, ``rule_sequences``, ``rule_stages``, ``rule_experts``,
+``rule_software`` and ``rule_sharding``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from parallelsim.rule_context import Context, Rule, context_of
 from parallelsim.rule_experts import EXPERT_RULES
 from parallelsim.rule_sequences import SEQUENCE_RULES
 from parallelsim.rule_shapes import SHAPE_RULES
+from parallelsim.rule_sharding import SHARDING_RULES
 from parallelsim.rule_software import SOFTWARE_RULES, SWITCH_RULES
 from parallelsim.rule_stages import STAGE_RULES
 
@@ -31,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     *SWITCH_RULES,
     *EXPERT_RULES,
     *SOFTWARE_RULES,
+    *SHARDING_RULES,
 )
 
 

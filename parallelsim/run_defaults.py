@@ -33,6 +33,9 @@ class RunDefaults:
     overlap_with_zero: bool = True
     """The gradient reduction is overlapped with a sharded optimizer too."""
     cross_entropy_fusion: bool = False
+    compile: bool = False
+    compile_with_fp8: bool = False
+    """Compiled with an fp8 precision or asynchronous tensor parallelism."""
     moe_dispatcher: str = "all-to-all"
     fp8_param_gather: tuple[str, ...] = ()
     """Precisions with which weights are kept in fp8 alone (and the optimizer is sharded)."""
@@ -132,8 +135,13 @@ DEFAULTS: Mapping[str, RunDefaults] = {
         overlap_param_gather=True,
     ),
     "torchtitan": RunDefaults(
-        source="torchtitan job_config.py: fully_shard over all data-parallel ranks, fp32 reduction",
+        source=(
+            "torchtitan job_config.py: fully_shard over all data-parallel ranks, fp32 reduction, "
+            "compile off; docs/float8.md and docs/async_tp.md: both need torch.compile"
+        ),
         zero=3,
+        recomputes=("none", "full"),
+        compile_with_fp8=True,
         overlap_grad_reduce=True,
         overlap_param_gather=True,
     ),

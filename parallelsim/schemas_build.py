@@ -113,6 +113,7 @@ def build_accelerator(data: File) -> AcceleratorSpec:
         data[name] for name in ("platform", "memory", "gemm", "attention")
     )
     fp8 = data.get("fp8") or {"max_efficiency": None, "sustained_ratio": {}}
+    host = data.get("host_link")
     mib, gib = memory.get("memory_mib"), memory.get("memory_gib")
     return _record(
         AcceleratorSpec,
@@ -129,6 +130,7 @@ def build_accelerator(data: File) -> AcceleratorSpec:
         attention=_record(AttentionEfficiency, attention, launch_s=attention["launch_us"] * MICRO),
         link_collectives={name: _collective(data["collectives"][name]) for name in COLLECTIVES},
         p2p_bytes_per_s=data["point_to_point"]["p2p_gb_per_s"] * GB,
+        host_bytes_per_s=host["host_gb_per_s"] * GB if host else None,
     )
 
 

@@ -101,6 +101,12 @@ class PointToPointFile(SectionFile):
     p2p_gb_per_s: Rate
 
 
+class HostLinkFile(SectionFile):
+    """One GPU to host memory, each way."""
+
+    host_gb_per_s: Rate
+
+
 class LinesFile(SectionFile):
     """The two lines of one collective with ``ranks`` GPUs."""
 
@@ -138,6 +144,7 @@ class AcceleratorFile(SectionFile):
     sustained: SustainedFile
     attention: AttentionFile
     point_to_point: PointToPointFile
+    host_link: HostLinkFile | None = OPTIONAL
     collectives: CollectivesFile
 
 

@@ -17,6 +17,7 @@ from parallelsim.plan import (
     GRAD_DTYPES,
     LAYOUTS,
     MOE_DISPATCHERS,
+    OPTIMIZERS,
     PRECISIONS,
     SCHEDULES,
 )
@@ -31,6 +32,7 @@ _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "precisions": PRECISIONS,
     "grad_dtypes": GRAD_DTYPES,
     "layouts": LAYOUTS,
+    "optimizers": OPTIMIZERS,
     "recomputes": ("none", "selective", "full", "block", "modules"),
     "moe_dispatchers": MOE_DISPATCHERS,
     "sublayers": SUBLAYERS,

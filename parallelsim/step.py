@@ -12,10 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelsim.costs import CostTable
-from parallelsim.exposure import DataParallel, data_parallel_exposed, pipeline_transfer_time
+from parallelsim.exposure import (
+    DataParallel,
+    data_parallel_exposed,
+    offload_exposed,
+    pipeline_transfer_time,
+)
 from parallelsim.memory import (
     FP32,
-    MXFP8,
     States,
     gathered_expert_bytes,
     gathered_parameter_bytes,
@@ -23,18 +27,12 @@ from parallelsim.memory import (
     most_parameters,
 )
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
+from parallelsim.optimizers import optimizer_time
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
 from parallelsim.plan import PlanBatch
+from parallelsim.sharded import shard_ranks, sharded_exposed
 from parallelsim.stages import BOTH, LOSS, Columns, StageLayers, chunk_layers, recomputed_layers
-
-ADAM_BYTES = 30.0
-"""Read and written for each optimizer element: fp32 gradient, master weight and both moments."""
-CAST_BYTES = 4.0
-"""For each resident parameter: the 16-bit copy and its source."""
-CAST_BYTES_FP8 = 6.0
-CAST_BYTES_FP8_GATHERED = 2.0
-"""Where the fp8 weight itself arrives: its transpose is read and written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,7 +251,7 @@ def step_breakdown(
         memory_bound_s=of_layers("memory_bound_s"),
         head_s=m * of_slowest(edge_first, 0.0, edge_last),
         recompute_s=again + of_layers("selective_s"),
-        host_s=of_layers("host_s"),
+        host_s=of_layers("host_s") + tail.offload_s,
         tp_exposed_s=of_layers("tp_exposed_s"),
         cp_exposed_s=of_layers("cp_exposed_s"),
         ep_exposed_s=of_layers("ep_exposed_s"),
@@ -275,6 +273,7 @@ def step_time(
     return (
         tail.steady_s
         + tail.p2p_s
+        + tail.offload_s
         + tail.bubble_s
         + tail.dp_s
         + tail.optimizer_s
@@ -293,6 +292,8 @@ class StepTail(NamedTuple):
     optimizer_s: FloatArray
     overhead_s: FloatArray
     straggler_s: FloatArray
+    offload_s: FloatArray | float
+    """Activations wait for the host link."""
     gather_s: FloatArray
     """The part of ``dp_s`` that comes before the micro-batches."""
 
@@ -313,6 +314,7 @@ def after_stages(
     p2p = _transfers(table, rows, plans, columns)
     parameters = most_parameters(held, columns)
     holders = columns.shards * columns.ends.copies
+    owners = shard_ranks(plans, holders)
     fp8 = IS_FP8[plans.precision]
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
@@ -332,31 +334,72 @@ def after_stages(
             overlap_param_gather=plans.overlap_param_gather,
             micro_batch_s=pipeline.steady_s / m,
             window=window,
-            num_micro_batches=m,
             num_layers=np.maximum(np.maximum(*columns.layers[:2]), columns.layers.last),
         )
 
     gathered = gathered_parameter_bytes(held, plans, columns)
     reduce_s, gather_s = synchronized(parameters, gathered, holders, plans.tp)
-    cast = _cast_bytes(plans)
-    optimizer = optimizer_time(table, parameters, holders, plans.zero, cast)
-    if held.experts is not None:
+    optimizer = optimizer_time(table, parameters, owners, plans)
+    if held.experts is not None and held.adapter_parameters is None:
         of_experts, ranks = most_expert_parameters(held.experts, columns), held.experts.replicas
         ranks = ranks * columns.ends.copies
         gathered = gathered_expert_bytes(held.experts, plans, columns)
         more = synchronized(of_experts, gathered, ranks, plans.ep * plans.etp)
         reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
-        optimizer = optimizer + optimizer_time(table, of_experts, ranks, plans.zero, cast)
+        owners = shard_ranks(plans, ranks)
+        optimizer = optimizer + optimizer_time(table, of_experts, owners, plans)
+    if (plans.zero >= 2).any():
+        reduce_s, gather_s = _sharded(table, rows, plans, columns, held, (reduce_s, gather_s))
     dp = reduce_s + gather_s
+    offload = _offload(table, rows, plans, columns)
     per_micro_batch = framework.host.micro_batch_s * m
-    busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch
+    busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch + offload
     overlap = framework.overlap
     slope = np.where(fp8, overlap.straggler_per_doubling_fp8, overlap.straggler_per_doubling)
     straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
     overhead = per_micro_batch + framework.host.step_s
+    steady, bubble = pipeline.steady_s, pipeline.bubble_s
     return StepTail(
-        pipeline.steady_s, p2p, pipeline.bubble_s, dp, optimizer, overhead, straggler, gather_s
+        steady, p2p, bubble, dp, optimizer, overhead, straggler, offload, gather_s
     )
+
+
+def _sharded(
+    table: CostTable,
+    rows: IntArray,
+    plans: PlanBatch,
+    columns: Columns,
+    held: States,
+    unsharded: tuple[FloatArray, FloatArray],
+) -> DataParallel:
+    """Exposed (reduction, gather) of data parallelism where layers are gathered or scattered.
+
+    ZeRO 2 gathers its parameters once a step, as ZeRO 1 does.
+    """
+    layered = sharded_exposed(table, rows, plans, columns, held)
+    return DataParallel(
+        np.where(plans.zero >= 2, layered.reduce_s, unsharded[0]),
+        np.where(plans.zero == 3, layered.gather_s, unsharded[1]),
+    )
+
+
+def _offload(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> FloatArray | float:
+    """Seconds of the step that activations on their way to the host and back add: m times those of
+    the layers of the fullest stage. A plan that keeps checkpoints alone moves those.
+    """
+    if not plans.activation_offload_pct.any():
+        return 0.0
+    share, layers = plans.activation_offload_pct / 100, columns.layers
+    recomputes = columns.recomputed.first + columns.recomputed.last > 0
+    saved = np.where(recomputes, table.edge.checkpoint_bytes[rows], table.layer.saved_bytes[rows])
+    forward = table.layer.forward_s[rows]
+    backward = table.layer_total_s[rows] - forward + recomputes * forward
+    rate = table.cluster.accelerator.host_bytes_per_s or np.nan
+    each = np.where(share > 0, offload_exposed(share * saved, rate, forward, backward), 0.0)
+    most = np.maximum(np.maximum(layers.first, layers.last), layers.middle)
+    return columns.num_micro_batches * most * each
 
 
 def _transfers(
@@ -385,26 +428,3 @@ def transfer_seconds(
     transfer = pipeline_transfer_time(overlap, table.network, num_bytes, columns.pp, num_gpus)
     exposed = np.where(plans.vpp > 1, overlap.p2p_exposed_interleaved, overlap.p2p_exposed)
     return transfer, exposed
-
-
-def _cast_bytes(plans: PlanBatch) -> FloatArray:
-    """Moved for each resident parameter when the optimizer has stepped, shape [P]."""
-    cast = np.where(IS_FP8[plans.precision], CAST_BYTES_FP8, CAST_BYTES)
-    if not plans.fp8_param_gather.any():
-        return cast
-    arrives_in_fp8 = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
-    return np.where(arrives_in_fp8, CAST_BYTES_FP8_GATHERED, cast)
-
-
-def optimizer_time(
-    table: CostTable, parameters: FloatArray, shards: FloatArray, zero: IntArray, cast: FloatArray
-) -> FloatArray:
-    """Seconds of the Adam step: (30 N_opt + (4 | 6 fp8 | 2 gathered in fp8) N) bytes at the
-    bandwidth it reaches (T14).
-    """
-    accelerator = table.cluster.accelerator
-    rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
-    owned = parameters / np.where(zero > 0, shards, 1.0)
-    resident = np.where(zero == 3, owned, parameters)
-    moved = ADAM_BYTES * owned + cast * resident
-    return np.asarray(moved / rate)

@@ -71,10 +71,15 @@ class ScoredRow:
 
     @property
     def family(self) -> str:
-        """The group, and what kind of model it trains where that is no dense one."""
-        if self.case is not None and self.case.model.has_experts:
-            return f"{self.group}, experts"
-        return self.group
+        """The group, and what is trained, or how, where that is no whole dense model in copies."""
+        if self.case is None:
+            return self.group
+        kinds = {
+            "experts": self.case.model.has_experts,
+            "LoRA": self.case.model.lora is not None,
+            "FSDP": self.case.plan.zero == 3,
+        }
+        return ", ".join([self.group, *(name for name, holds in kinds.items() if holds)][:2])
 
     @property
     def is_apart(self) -> bool:

@@ -12,7 +12,10 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 * hybrid context parallelism where tp * cp stays inside the innermost tier, and its other splits;
 * the off positions of overlap switches, of the fused cross-entropy and of weights kept in fp8
   alone: on is never slower nor larger;
-* selective recompute with flash attention: it saves only what flash attention does not store;
+* selective recompute of the attention core with flash attention: it saves only what flash
+  attention does not store;
+* ZeRO 2 and 3 of software with a launch target: no exporter writes them; other optimizers than the
+  first of the software; offload of activations;
 * sequence parallelism off for a mixture of experts with tp > 1, dispatchers that another one beats
   everywhere, and gathering all tokens to more ranks than a token has experts;
 * 16-bit gradients and other precisions (they change the training);
@@ -37,6 +40,7 @@ from parallelsim.search.degrees import (
 )
 from parallelsim.search.experts import EXPERT_FIELDS, ExpertChoices
 from parallelsim.search.schedules import check_schedules, with_all_schedules
+from parallelsim.search.shardings import Shardings, sharding_choices
 from parallelsim.search.stagings import STAGED, Stagings
 from parallelsim.search.switches import SWITCHES, hybrid_split, switch_rows
 
@@ -55,7 +59,15 @@ _ANY, _WITHOUT, _WITH = range(3)
 """Which stagings go with a row: all, those in which experts' exchange cannot be overlapped (where
 it can, it is), or those in which it can."""
 _DEGREES = ("tp", "cp", "dp", "micro_batch_size")
-_WITHOUT_SHAPE = ("zero", "overlap_grad_reduce", "overlap_param_gather")
+_WITHOUT_SHAPE = (
+    "zero",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "dp_replicate",
+    "reshard_after_forward",
+    "optimizer",
+    "activation_offload_pct",
+)
 """Switches that no operator's shape depends on."""
 
 
@@ -265,7 +277,10 @@ class SearchSpace:
                 self._rows(
                     *(tp, cp, dp),
                     self._micro_batch_sizes(dp),
-                    self._switch_table(tp, cp, dp * cp > 1),
+                    self._switch_table(
+                        *(tp, cp, dp * cp > 1),
+                        sharding_choices(self.framework, self._asked, pp=pp, cp=cp, dp=dp),
+                    ),
                     self._expert_table(pp, tp, tp * cp * dp),
                 )
                 for tp, cp, dp in self._degree_choices(pp)
@@ -283,11 +298,13 @@ class SearchSpace:
         rows = _crossed(degrees, switches)
         return _crossed(rows, dealt) if dealt.shape[1] else rows
 
-    def _switch_table(self, tp: int, cp: int, many_shards: bool) -> IntArray:
+    def _switch_table(
+        self, tp: int, cp: int, many_shards: bool, shardings: Shardings
+    ) -> IntArray:
         """Canonical combinations of the switches for these degrees."""
         heads = math.gcd(self._facts.heads, *self._facts.groups)
         split = hybrid_split(tp, cp, self.cluster.domain_size, heads)
-        key = (tp > 1, cp, split, many_shards)
+        key = (tp > 1, cp, split, many_shards, shardings)
         if key not in self._switch_tables:
             rows = switch_rows(
                 self.framework.capabilities,
@@ -296,6 +313,7 @@ class SearchSpace:
                 cp=cp,
                 cp_a2a=split,
                 many_shards=many_shards,
+                shardings=shardings,
                 model=self._facts,
                 precision=self.precision,
             )
@@ -305,7 +323,7 @@ class SearchSpace:
 
     def _shape_switches(self, tp: int, cp: int) -> IntArray:
         """The switches without those that no shape depends on."""
-        table = self._switch_table(tp, cp, True).copy()
+        table = self._switch_table(tp, cp, True, ((0, 1),)).copy()
         table[:, [SWITCHES.index(name) for name in _WITHOUT_SHAPE]] = 0
         return np.unique(table, axis=0)
 
@@ -357,7 +375,9 @@ class SearchSpace:
         return {}
 
     @cached_property
-    def _switch_tables(self) -> dict[tuple[bool, int, int | None, bool], IntArray]:
+    def _switch_tables(
+        self,
+    ) -> dict[tuple[bool, int, int | None, bool, Shardings], IntArray]:
         return {}
 
     @cached_property

@@ -125,6 +125,7 @@ class Stagings:
         kinds = [k for k in can if k not in ("block", "modules")]
         usual = CHOICES["recompute_modules"][0]
         saves = self.asked.values.get("recompute_modules", (usual,)) != (usual,)
+        saves |= self.framework.memory.selective_outputs_kept > 0
         saves |= not self.framework.compute.flash_attention
         default = [k for k in kinds if k != "selective" or saves]
         rows: list[tuple[int, int]] = []

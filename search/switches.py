@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from parallelsim.search.asked import Asked
+from parallelsim.search.shardings import Shardings
 
 from parallelsim.framework import Capabilities
 from parallelsim.plan import code
@@ -25,6 +26,11 @@ SWITCHES = (
     "grad_dtype",
     "overlap_grad_reduce",
     "overlap_param_gather",
+    "dp_replicate",
+    "reshard_after_forward",
+    "compile",
+    "optimizer",
+    "activation_offload_pct",
 )
 """Fields of a row, in order."""
 
@@ -37,6 +43,7 @@ def switch_rows(
     cp: int,
     cp_a2a: int | None,
     many_shards: bool,
+    shardings: Shardings,
     model: ModelFacts,
     precision: str,
 ) -> Iterator[tuple[int, ...]]:
@@ -46,17 +53,21 @@ def switch_rows(
     have one kind of context parallelism. ``cp_a2a``: of the hybrid kind, None where it is left out.
     """
     sharding = (False, True) if many_tp and can.sequence_parallel else (False,)
-    zeros = [z for z in can.zero_stages if z == 0 or many_shards]
     only = "p2p" if model.has_latent_attention else "a2a" if model.has_sinks else None
     fusion = (False, True) if can.cross_entropy_fusion else (False,)
     graphs = (False, True) if can.cuda_graphs else (False,)
+    compiles = (False, True) if can.compile else (False,)
+    offloads = range(101) if can.activation_offload else (0,)
     can_keep_fp8 = can.fp8_param_gather and KEEPS_FP8[code("precision", precision)]
-    for zero, (kind, dealt), fused, graph, dtype in itertools.product(
-        asked.allowed("zero", zeros, zeros),
+    for (zero, replicas), (kind, dealt), fused, graph, dtype, *rest in itertools.product(
+        shardings,
         _cp_kinds(can, asked, cp, cp_a2a, only),
         asked.allowed("cross_entropy_fusion", fusion[-1:], fusion),
         asked.allowed("cuda_graphs", graphs if model.experts else graphs[:1], graphs),
         asked.allowed("grad_dtype", can.grad_dtypes[:1], can.grad_dtypes),
+        asked.allowed("compile", compiles[-1:], compiles),
+        asked.allowed("optimizer", can.optimizers[:1], can.optimizers),
+        asked.allowed("activation_offload_pct", (0,), offloads),
     ):
         usual = sharding[-1:] if model.experts else sharding
         for sp in asked.allowed("sequence_parallel", usual, sharding):
@@ -68,7 +79,15 @@ def switch_rows(
                 _overlap_rows(can, asked, many_shards, zero),
             ):
                 switches = (user_buffers, fused, graph, fp8_weights)
-                yield (sp, zero, kind, dealt, *switches, dtype, *overlaps)
+                chosen = (sp, zero, kind, dealt, *switches, dtype, *overlaps)
+                for reshards in _reshard_rows(can, asked, zero):
+                    yield (*chosen, replicas, reshards, *rest)
+
+
+def _reshard_rows(can: Capabilities, asked: Asked, zero: int) -> list[int]:
+    """Positions of reshard_after_forward."""
+    positions = (True, False) if zero == 3 and can.reshard_choice else (True,)
+    return asked.allowed("reshard_after_forward", positions, positions)
 
 
 def _cp_kinds(

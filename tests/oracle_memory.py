@@ -199,6 +199,10 @@ def _stage_memory(
     shards = plan.dp * plan.cp
     grad_bytes = facts.grad_bytes_fp32 if plan.grad_dtype == "fp32" else facts.grad_bytes_bf16
     parameters = facts.param_bytes * num_parameters / (shards if plan.zero >= 3 else 1)
+    if plan.zero == 3 and shards > plan.dp_replicate:
+        each = sum(layer_parameters(model, layer, t) for layer in layers) / len(layers)
+        edges = num_parameters - len(layers) * each
+        parameters += 2 * (facts.param_gather_buffer * each + edges)
     gradients = grad_bytes * num_parameters / (shards if plan.zero >= 2 else 1)
     optimizer = facts.master_bytes + facts.optimizer_bytes
     optimizer *= num_parameters / (shards if plan.zero >= 1 else 1)

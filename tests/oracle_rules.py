@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from sharding_rules import broken_sharding
+
 from parallelsim.cluster import ClusterSpec
 from parallelsim.custom_layers import Custom
 from parallelsim.framework import FrameworkSpec
@@ -50,6 +52,7 @@ def broken(
         | _broken_switches(plan)
         | _broken_experts(model, framework, plan)
         | _broken_capabilities(cluster, framework, plan)
+        | broken_sharding(cluster, framework, plan)
         | (set() if _kinds(model) <= set(framework.capabilities.sublayers) else NO_SUCH_KIND)
     )
 
@@ -271,6 +274,7 @@ def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: P
         "cross_entropy_fusion",
         "cuda_graphs",
         "ep_comm_overlap",
+        "compile",
         "fp8_param_gather",
     )
     checks = {

@@ -56,6 +56,9 @@ BARE = replace(
         kv_replication=False,
         moe_dispatchers=("all-gather",),
         expert_tensor_parallel=False,
+        hybrid_sharding=False,
+        optimizers=("adam",),
+        activation_offload=False,
     ),
 )
 
@@ -323,9 +326,9 @@ CASES = {
     ),
     "framework-has-zero-stage": (
         replace(PIPE, zero=2),
-        replace(PIPE, zero=1),
-        ["stage 2", "0, 1"],
-        {},
+        replace(PIPE, zero=0),
+        ["stage 2", "has 0"],
+        {"framework": BARE},
     ),
     "framework-has-cp-type": (replace(PIPE, cp=2), PIPE, ["p2p", "none"], {"framework": BARE}),
     "framework-has-precision": (
@@ -356,6 +359,42 @@ CASES = {
         replace(PIPE, cuda_graphs=True),
         replace(PIPE, overlap_grad_reduce=True),
         ["cuda_graphs"],
+        {"framework": BARE},
+    ),
+    "replicas-divide-data-parallel": (
+        replace(PIPE, dp_replicate=3),
+        replace(PIPE, dp_replicate=2),
+        ["dp_replicate=3", "dp=8"],
+        {},
+    ),
+    "replicas-need-sharded-gradients": (
+        replace(PIPE, dp_replicate=2),
+        replace(PIPE, dp_replicate=2, zero=3),
+        ["dp_replicate=2", "zero=0"],
+        {},
+    ),
+    "gathered-parameters-need-zero-3": (
+        replace(PIPE, reshard_after_forward=False),
+        replace(PIPE, reshard_after_forward=False, zero=3),
+        ["zero=0"],
+        {},
+    ),
+    "framework-has-sharding": (
+        replace(PIPE, dp_replicate=2, zero=3),
+        replace(PIPE, zero=3),
+        ["bare", "shard groups"],
+        {"framework": BARE},
+    ),
+    "framework-has-optimizer": (
+        replace(PIPE, optimizer="sgd"),
+        PIPE,
+        ["sgd", "has adam"],
+        {"framework": BARE},
+    ),
+    "offload-has-a-host-link": (
+        replace(PIPE, activation_offload_pct=50),
+        replace(PIPE, activation_offload_pct=0),
+        ["activation_offload_pct=50", "bare"],
         {"framework": BARE},
     ),
 }

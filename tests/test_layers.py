@@ -34,6 +34,16 @@ EDGES = (
 # the last column says so. Branch "core" sees the core alone: reading files is another branch over
 # the same types, and joins above the simulator. "name." is a package, "name*" a family of modules.
 FILE_READERS = ("yaml_io", "schemas*", "huggingface*", "catalog", "calibration_overlay")
+STAGES = (
+    "exposure",
+    "stages",
+    "costs",
+    "selective",
+    "memory",
+    "optimizers",
+    "sharded",
+    "pipeline*",
+)
 LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     # layer, branch, modules, may import within
     ("base", "core", ("errors", "units"), False),
@@ -47,7 +57,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("operators", "core", ("operators",), False),
     ("sublayers", "core", ("sublayers.",), True),
     ("seconds", "core", ("compute", "collectives", "savedtensors", "uncertainty"), False),
-    ("stages", "core", ("exposure", "stages", "costs", "memory", "pipeline*"), True),
+    ("stages", "core", STAGES, True),
     ("step", "core", ("step",), False),
     ("simulate", "core", ("simulate",), False),
     ("replay", "core", ("replay",), False),

@@ -12,7 +12,7 @@ from parallelsim.catalog import load_framework
 from parallelsim.errors import OutputError, SpecError
 from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.measured_cases import CaseBuilder
-from parallelsim.measured_text import framework_variant, stated_switches, states_offload
+from parallelsim.measured_text import framework_variant, stated_offload_pct, stated_switches
 from parallelsim.measurements import BadRow, Facts, RowError, Run, read_tables
 from parallelsim.model import ModelSpec
 from parallelsim.stage_split import balanced, by_cost, stage_split
@@ -146,6 +146,47 @@ def test_what_is_not_stated_takes_a_default_that_is_named(tmp_path: Path) -> Non
         assert text in built.assumed
 
 
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"fsdp": "FULL_SHARD"}, {"zero": 3, "dp_replicate": 1, "reshard_after_forward": True}),
+        ({"fsdp": "SHARD_GRAD_OP"}, {"zero": 3, "reshard_after_forward": False}),
+        ({"fsdp": "NO_SHARD", "zero_stage": "0"}, {"zero": 0}),
+        ({"fsdp": "HSDP"}, {"dp_replicate": 8, "grad_dtype": "bf16"}),
+        ({"fsdp": "FSDP2 shard degree 16"}, {"dp_replicate": 4, "grad_dtype": "fp32"}),
+        ({"zero_stage": "3"}, {"zero": 3, "compile": False}),
+        ({"fsdp": "FSDP2", "overlap": "torch.compile"}, {"compile": True}),
+        ({"fsdp": "FSDP2", "precision": "fp8-current"}, {"compile": True}),
+        (
+            {"recompute": "selective", "recompute_detail": "selective layer"},
+            {"recompute": "full", "recompute_num_layers": 40},
+        ),
+        ({"recompute": "selective"}, {"recompute": "selective", "recompute_num_layers": 0}),
+        ({"offload": "0.35"}, {"activation_offload_pct": 35}),
+        (
+            {"recompute_detail": "cpu_offloading=True;cpu_offloading_num_layers=20"},
+            {"activation_offload_pct": 25},
+        ),
+    ],
+)
+def test_sharded_runs_are_read_from_their_cells(
+    tmp_path: Path, cells: dict[str, str], expected: dict[str, object]
+) -> None:
+    whole = {"framework": "torchtitan", "tp": "1", "pp": "1", "dp": "64", "cp": "1", "vpp": "1"}
+    plan = case(tmp_path, **whole, schedule="none", micro_batch_size="1", **cells).plan
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+def test_fine_tuning_runs_have_adapters_and_packed_examples(tmp_path: Path) -> None:
+    model = case(tmp_path, task="lora", notes="SQuAD packed to 4096 tokens").model
+    assert model.lora is not None
+    assert 0 < model.num_trainable_parameters < 0.001 * model.num_parameters
+    assert model.layers[0].attention.window == 100
+    plain = case(tmp_path, task="sft").model
+    assert plain.lora is None
+    assert plain.layers[0].attention.window is None
+
+
 def test_a_row_without_precision_follows_no_recipe(tmp_path: Path) -> None:
     plan = case(tmp_path, precision="", gated_mlp="False").plan
     assert plan.precision == "fp16"
@@ -196,10 +237,10 @@ def test_recomputed_layers_are_read_from_the_detail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("", False), ("False", False), ("0.0", False), ("0.3", True), ("cpu", True)],
+    [("", 0), ("False", 0), ("0.0", 0), ("0.302", 30), ("1.0", 100)],
 )
-def test_offload_is_recognised(text: str, expected: bool) -> None:
-    assert states_offload(Facts({"offload": text})) is expected
+def test_offload_is_a_share_of_the_activations(text: str, expected: int) -> None:
+    assert stated_offload_pct(Facts({"offload": text}), 80) == expected
 
 
 def test_kernels_of_the_row_replace_those_of_the_framework(tmp_path: Path) -> None:
@@ -234,11 +275,9 @@ def test_equal_rows_share_one_model_cluster_and_framework(tmp_path: Path) -> Non
     [
         ({"num_experts": "8"}, "moe_top_k is not stated"),
         ({"mla": "q_lora_rank=1536"}, "kv_lora_rank"),
-        ({"zero_stage": "3"}, "FSDP"),
-        ({"fsdp": "FULL_SHARD"}, "FSDP"),
-        ({"task": "lora"}, "lora"),
+        ({"task": "distillation"}, "task distillation"),
         ({"schedule": "vocab-1"}, "schedule vocab-1"),
-        ({"offload": "0.5"}, "offload"),
+        ({"offload": "weights"}, "offload=weights: expected the share"),
         ({"sequence_parallel": "DeepSpeed-Ulysses (all-to-all) 16"}, "all-to-all"),
         ({"framework": "", "group": "x"}, "--framework"),
         ({"framework": "oneflow"}, "oneflow"),

@@ -15,6 +15,7 @@ from parallelsim.plan import (
     GRAD_DTYPES,
     LAYOUTS,
     MOE_DISPATCHERS,
+    OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
     SCHEDULES,
@@ -92,6 +93,11 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         moe_dispatcher=rng.choice(MOE_DISPATCHERS),
         ep_comm_overlap=switch[6],
         fp8_param_gather=switch[7],
+        dp_replicate=rng.choice((1, 1, 1, 2, 3, 4)),
+        reshard_after_forward=rng.random() < 0.8,
+        compile=rng.random() < 0.2,
+        activation_offload_pct=rng.choice((0, 0, 0, 0, 30)),
+        optimizer=rng.choice((*OPTIMIZERS, "adam", "adam", "adam")),
     )
 
 

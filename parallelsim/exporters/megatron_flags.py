@@ -134,6 +134,14 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
     """What of a valid plan the version cannot run."""
     if plan.zero >= 2:
         yield f"it shards the optimizer alone (zero 1), not zero={plan.zero}"
+    if plan.compile:
+        yield "it does not run layers through a compiler"
+    if plan.optimizer != "adam":
+        yield f"this export writes the optimizer adam, not {plan.optimizer}"
+    if plan.activation_offload_pct:
+        yield "this export does not write the offload of activations"
+    if model.lora is not None:
+        yield "its pretraining script has no adapters"
     if plan.schedule not in ("none", "1f1b", "interleaved-1f1b"):
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.layout == "free" and not version.stage_layout:

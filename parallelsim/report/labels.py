@@ -81,7 +81,8 @@ def degrees(plan: Plan) -> str:
     parts += [f"pp {plan.pp}" + (f" (vpp {plan.vpp})" if plan.vpp > 1 else "")]
     parts += [f"ep {plan.ep}"] if plan.ep > 1 else []
     parts += [f"etp {plan.etp}"] if plan.etp > 1 else []
-    parts += [f"dp {plan.dp}", f"micro-batch {plan.micro_batch_size}"]
+    parts += [f"dp {plan.dp}" + (f" (x{plan.dp_replicate})" if plan.dp_replicate > 1 else "")]
+    parts += [f"micro-batch {plan.micro_batch_size}"]
     parts += [f"recompute {plan.recompute_label}"] if plan.recompute != "none" else []
     return ", ".join(parts)
 
@@ -96,6 +97,12 @@ def switches(plan: Plan) -> str:
     parts += [f"recompute {plan.recompute_label}", f"gradients {plan.grad_dtype}"]
     groups = f" (a2a over {plan.cp_a2a})" if plan.cp_a2a > 1 else ""
     parts += [f"cp by {plan.cp_comm_type}{groups}"] if plan.cp > 1 else []
+    parts += [f"{plan.dp_replicate} shard groups"] if plan.dp_replicate > 1 else []
+    parts += [] if plan.reshard_after_forward else ["parameters kept after forward"]
+    parts += ["compiled"] if plan.compile else []
+    offload = plan.activation_offload_pct
+    parts += [f"{offload} % of activations on the host"] if offload else []
+    parts += [f"optimizer {plan.optimizer}"] if plan.optimizer != "adam" else []
     if plan.ep * plan.etp > 1:
         parts += [f"experts by {plan.moe_dispatcher}"]
         parts += ["EP overlap on"] if plan.ep_comm_overlap else []

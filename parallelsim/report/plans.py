@@ -105,11 +105,21 @@ def header(
     ]
 
 
+def zero_marks(plan: Plan) -> str:
+    """``3``, ``3/4`` over four groups, ``3k`` where gathered parameters stay until backward."""
+    groups = f"/{plan.dp_replicate}" if plan.dp_replicate > 1 else ""
+    return f"{plan.zero}{groups}" + ("" if plan.reshard_after_forward else "k")
+
+
 def legend(*simulations: Simulation) -> list[str]:
-    """What the marks behind CP and PP mean, as far as any plan shown has them."""
+    """What the marks behind CP, PP and Z mean, as far as any plan shown has them."""
     plans = [plan for simulation in simulations for plan in simulation.plans]
     shown = {f"CP {CP_MARKS[p.cp_comm_type]}": f"{p.cp_comm_type}" for p in plans if p.cp > 1}
     shown |= {f"PP {LAYOUT_MARKS[p.layout]}": f"layout {p.layout}" for p in plans}
+    replicas = sorted({plan.dp_replicate for plan in plans} - {1})
+    shown |= {f"Z /{n}": f"{n} shard groups" for n in replicas}
+    kept = any(not plan.reshard_after_forward for plan in plans)
+    shown |= {"Z k": "parameters kept until backward"} if kept else {}
     spread = [p for p in plans if p.ep * p.etp > 1]
     shown |= {f"EP {EP_MARKS[p.moe_dispatcher]}": p.moe_dispatcher for p in spread}
     if any(p.ep_comm_overlap for p in spread):
@@ -198,7 +208,7 @@ def _cells(simulation: Simulation, i: int) -> list[str]:
         _expert_ranks(plan),
         *(str(value) for value in (plan.etp, plan.dp, plan.micro_batch_size)),
         "y" if plan.sequence_parallel else "n",
-        str(plan.zero),
+        zero_marks(plan),
         plan.recompute_label,
         format_seconds(float(simulation.step_time_s[i])),
         " - ".join(

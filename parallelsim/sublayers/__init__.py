@@ -25,6 +25,7 @@ from parallelsim.layers import (
 )
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, OperatorKeys
+from parallelsim.sublayers.adapters import adapted
 from parallelsim.sublayers.attention import attention_work
 from parallelsim.sublayers.custom import custom_work, input_elements
 from parallelsim.sublayers.experts import experts_work
@@ -74,4 +75,6 @@ def work(
 
     Arrays have shape [K].
     """
-    return _KINDS[type(part)](part, Place(model, layer, framework, accelerator, keys))
+    place = Place(model, layer, framework, accelerator, keys)
+    asked = _KINDS[type(part)](part, place)
+    return asked if model.lora is None else adapted(asked, part, model.lora, place)

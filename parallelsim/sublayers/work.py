@@ -103,6 +103,10 @@ class Work:
     repeats: tuple[Repeat, ...] = ()
     collectives: tuple[Collective, ...] = ()
     """Beside those of the tensor-parallel regions."""
+    adapters: tuple[Gemm, ...] = ()
+    """GEMMs of adapters beside frozen matrices."""
+    trainable_parameters: FloatArray | None = None
+    """On the rank; None: all of them. Frozen ones need no weight gradients."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +163,9 @@ def residual_stream(place: Place) -> Work:
     hidden = place.tokens * model.hidden_size / place.keys.sequence_shards
     moved = 4.0 * norms + place.dropout
     eager = model.norm == "rmsnorm"
-    unfused = float(eager and not place.framework.compute.fused_rmsnorm)
+    unfused: FloatArray | float = float(eager and not place.framework.compute.fused_rmsnorm)
+    if unfused:
+        unfused = np.where(place.keys.compile > 0, 0.0, unfused)
     kept = 4.0 * norms + place.dropout + eager * memory.unfused_norm_bytes / 2
     zeros = np.zeros_like(hidden)
     # In fp8 the GEMM keeps its quantised input, not the norm's output.

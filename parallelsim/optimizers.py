@@ -1,0 +1,70 @@
+"""Optimizers by the bytes that they keep and move: Adam in several widths, Muon, SGD."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parallelsim.compute import gemm_rates
+from parallelsim.costs import CostTable
+from parallelsim.framework import MemoryFacts
+from parallelsim.operators import IS_FP8, FloatArray
+from parallelsim.plan import PlanBatch, code
+
+MXFP8 = code("precision", "mxfp8")
+MUON = code("optimizer", "muon")
+OPTIMIZER_STATE_FRAC = np.array([1.0, 0.5, (1 + 4 / 256) / 4, 0.5, 0.5])
+"""By optimizer code: bytes of its state over Adam's two fp32 moments. 8-bit Adam keeps a byte and,
+for each 256 of them, an fp32 scale (arXiv:2110.02861 section 2)."""
+ADAM_BYTES = 30.0
+"""Read and written for each optimizer element: fp32 gradient, master weight and both moments."""
+ADAM_STATE_BYTES = 16.0
+"""Of those, both moments read and written."""
+NEWTON_SCHULZ_STEPS = 5
+CAST_BYTES = 4.0
+"""For each resident parameter: the 16-bit copy and its source."""
+CAST_BYTES_FP8 = 6.0
+CAST_BYTES_FP8_GATHERED = 2.0
+"""Where the fp8 weight itself arrives: its transpose is read and written."""
+
+
+def edge_optimizer_bytes(
+    facts: MemoryFacts, plans: PlanBatch, shards: FloatArray, copies: FloatArray | float
+) -> FloatArray | float:
+    """Bytes that Muon adds for a parameter of embedding and head, which keep Adam's moments."""
+    if not (plans.optimizer == MUON).any():
+        return 0.0
+    added = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])
+    shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
+    added = added / np.where(plans.zero >= 1, shards * copies, 1.0)
+    return np.where(plans.optimizer == MUON, added, 0.0)
+
+
+def _cast_bytes(plans: PlanBatch) -> FloatArray:
+    """Moved for each resident parameter when the optimizer has stepped, shape [P]."""
+    cast = np.where(IS_FP8[plans.precision], CAST_BYTES_FP8, CAST_BYTES)
+    if not plans.fp8_param_gather.any():
+        return cast
+    arrives_in_fp8 = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
+    return np.where(arrives_in_fp8, CAST_BYTES_FP8_GATHERED, cast)
+
+
+def optimizer_time(
+    table: CostTable, parameters: FloatArray, shards: FloatArray, plans: PlanBatch
+) -> FloatArray:
+    """Seconds of the optimizer step: (30 N_opt + (4 | 6 fp8 | 2 gathered in fp8) N) bytes at the
+    bandwidth it reaches (T14).
+
+    30 bytes with Adam; smaller states move less. Muon orthogonalises each matrix of min side d <= h
+    by five Newton-Schulz steps of at most 6 d FLOPs a parameter (arXiv:2502.16982 section 2.1).
+    """
+    accelerator = table.cluster.accelerator
+    rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
+    owned = parameters / np.where(plans.zero > 0, shards, 1.0)
+    resident = np.where(plans.zero == 3, owned, parameters)
+    moved = ADAM_BYTES * owned + _cast_bytes(plans) * resident
+    if not plans.optimizer.any():
+        return np.asarray(moved / rate)
+    moved = moved - ADAM_STATE_BYTES * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer]) * owned
+    flops = NEWTON_SCHULZ_STEPS * 6.0 * table.model.hidden_size * owned
+    sustained = gemm_rates(accelerator, table.framework).flops[code("precision", "bf16")]
+    return np.asarray(moved / rate + np.where(plans.optimizer == MUON, flops / sustained, 0.0))

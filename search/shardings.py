@@ -1,0 +1,35 @@
+"""Canonical ways to shard data parallelism: ZeRO stages and groups of which replicas exist."""
+
+from __future__ import annotations
+
+import math
+
+from parallelsim.search.asked import Asked
+
+from parallelsim.framework import FrameworkSpec
+
+Shardings = tuple[tuple[int, int], ...]
+"""Pairs of zero and dp_replicate."""
+
+
+def sharding_choices(
+    framework: FrameworkSpec, asked: Asked, *, pp: int, cp: int, dp: int
+) -> Shardings:
+    """Hybrid groups have at least two ranks; sharded gradients need one stage. ZeRO 2 and 3 of
+    software with a launch target are left out unless asked for: no exporter writes them.
+    """
+    can, many = framework.capabilities, dp * cp > 1
+    possible = [z for z in can.zero_stages if z == 0 or (many and (z == 1 or pp == 1))]
+    zeros = [z for z in possible if z < 2 or framework.launches == "none"] or possible
+    pairs = []
+    for zero in asked.allowed("zero", zeros, can.zero_stages if many else possible):
+        sizes = [n for n in _divisors(dp) if n < dp * cp]
+        groups = sizes if zero >= 2 and can.hybrid_sharding else [1]
+        pairs += [(zero, n) for n in asked.allowed("dp_replicate", groups, groups)]
+    return tuple(pairs)
+
+
+def _divisors(number: int) -> list[int]:
+    """Of a whole number, in order."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
