@@ -27,7 +27,7 @@ TORCHTITAN = load_framework("torchtitan")
 HEADS, GROUPS, DIM, FFN, HIDDEN = 32, 8, 128, 14336, 4096
 DENSE = Layer(Attention(HEADS, GROUPS, DIM), MLP(FFN, gated=True))
 WIDTH = f"{(HEADS + 2 * GROUPS) * DIM} / tp"
-# Spelled out from docs/equations.md for torchtitan, which has no gathered inputs or unfused norms:
+# Spelled out from docs/equations.md for compiled torchtitan: no gathered inputs or unfused norms:
 # norm and residual 10 and 11 bytes a hidden unit, 4 of them kept; RoPE 4 bytes of queries and keys;
 # flash attention keeps Q, K, V, the output and a log-sum-exp.
 SPELLED_OUT = [
@@ -82,11 +82,19 @@ def model_of(layer: Layer) -> ModelSpec:
 
 PLANS = PlanBatch.from_plans(
     [
-        Plan(dp=64, global_batch_size=128, zero=2),
-        Plan(tp=2, cp=2, dp=16, global_batch_size=64, zero=3, micro_batch_size=2),
-        Plan(tp=8, dp=8, global_batch_size=64, zero=2, sequence_parallel=True),
-        Plan(cp=4, dp=16, global_batch_size=16, zero=2, cp_comm_type="all-gather"),
-        Plan(tp=4, pp=4, dp=4, global_batch_size=64, schedule="1f1b", recompute="full"),
+        Plan(dp=64, compile=True, global_batch_size=128, zero=3),
+        Plan(tp=2, cp=2, dp=16, compile=True, global_batch_size=64, zero=3, micro_batch_size=2),
+        Plan(tp=8, dp=8, compile=True, global_batch_size=64, zero=3, sequence_parallel=True),
+        Plan(cp=4, dp=16, compile=True, global_batch_size=16, zero=3, cp_comm_type="all-gather"),
+        Plan(
+            tp=4,
+            pp=4,
+            dp=4,
+            compile=True,
+            global_batch_size=64,
+            schedule="1f1b",
+            recompute="full",
+        ),
     ]
 )
 
@@ -146,7 +154,7 @@ def test_statistics_synchronized_over_replicas_cost_time() -> None:
         model_of(Layer(custom=custom_from_file([*SPELLED_OUT, *more]), num_norms=0))
         for more in ([], [sync])
     )
-    plan = Plan(dp=64, global_batch_size=64, zero=2)
+    plan = Plan(dp=64, global_batch_size=64, zero=3)
     runs = [simulate(model, CLUSTER, TORCHTITAN, plan) for model in (plain, synchronized)]
     assert runs[1].time.tp_exposed_s[0] > runs[0].time.tp_exposed_s[0] == 0
 
@@ -306,6 +314,6 @@ def test_a_users_own_layer_is_read_from_yaml() -> None:
     model = build_model(checked_model(parse_yaml(DOCUMENTED, "mine.yaml"), "mine.yaml"), "mine")
     each = 3 * 1024 * 4096 + 3 * 1024 * 1024 + 1024
     assert model.num_parameters == 12 * each + 50304 * 1024 + 1024
-    run = simulate(model, CLUSTER, TORCHTITAN, Plan(tp=2, dp=32, global_batch_size=64, zero=2))
+    run = simulate(model, CLUSTER, TORCHTITAN, Plan(tp=2, dp=32, global_batch_size=64, zero=3))
     assert run.reasons[0] == 0
     assert 0 < run.mfu[0] < 1
