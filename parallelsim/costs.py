@@ -593,6 +593,9 @@ class CostTable:
         """What the leading layers cost beyond as many others; on the first stage."""
         self.last = _prediction_costs(*inputs) if model.num_mtp_layers else None
         """The layers of the multi-token-prediction modules; on the last stage."""
+        self.first_total_s, self.last_total_s = (
+            np.zeros(1) if more is None else more.total_s for more in (self.first, self.last)
+        )
 
     def __len__(self) -> int:
         return len(self._present)

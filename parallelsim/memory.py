@@ -23,7 +23,7 @@ from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes
 from parallelsim.pipeline import PIPEDREAM_2BW, in_flight_micro_batches
 from parallelsim.plan import PLAN_FIELDS, PRECISIONS, PlanBatch, code
-from parallelsim.stages import Columns, StageLayers, free_stages, plan_columns
+from parallelsim.stages import Columns, StageLayers, free_stages, leading_shares, plan_columns
 
 CHIMERA = code("schedule", "chimera")
 FP32 = code("grad_dtype", "fp32")
@@ -336,6 +336,8 @@ class Stage(NamedTuple):
     edge_expert_parameters: FloatArray | float
     is_first: FloatArray | float
     is_last: FloatArray | float
+    leading: FloatArray | None = None
+    """Share of the model's leading layers; all on the first stage unless given."""
 
 
 def stage_memory(
@@ -360,7 +362,8 @@ def stage_memory(
     kept = (stage.layers - stage.recomputed) * saved.saved_bytes
     kept = kept + stage.recomputed * saved.checkpoint_bytes + saved.embedding_bytes * stage.is_first
     if table.first is not None or table.last is not None:
-        at_ends = saved.first_bytes * stage.is_first + saved.last_bytes * stage.is_last
+        leading = stage.is_first if stage.leading is None else stage.leading
+        at_ends = saved.first_bytes * leading + saved.last_bytes * stage.is_last
         kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
     if plans.activation_offload_pct.any():
         kept = _on_the_gpu(kept, in_flight, stage, saved, plans)
@@ -487,20 +490,20 @@ def each_stage(table: CostTable, plan: PlanBatch) -> tuple[FloatArray, MemoryBre
         return np.where(is_first, first, np.where(is_last, last, 0.0))
 
     layers, recomputed = by_stage(columns.layers), by_stage(columns.recomputed)
+    edges, experts = at_ends(held.first_parameters, held.last_parameters), np.zeros(pp)
+    if held.experts is not None:
+        experts = at_ends(held.experts.first_parameters, held.experts.last_parameters)
+    embedding, leading = at_ends(ends.embedding_first, ends.embedding_last), None
     for _, stages in free_stages(plan):
         layers, recomputed = stages.layers, stages.recomputed
-    of_experts = np.zeros(pp)
-    if held.experts is not None:
-        of_experts = at_ends(held.experts.first_parameters, held.experts.last_parameters)
-    stage = Stage(
-        index,
-        layers,
-        recomputed,
-        at_ends(held.first_parameters, held.last_parameters),
-        of_experts,
-        at_ends(ends.embedding_first, ends.embedding_last),
-        np.ceil(at_ends(ends.head_first, ends.head_last)),
-    )
+        if table.first is not None:
+            shares = leading_shares(table.model.num_leading_layers, stages.chunks)
+            leading = shares.reshape(-1, pp).sum(0)
+            moved = leading - is_first  # what the first stage was counted with
+            edges = edges + moved * table.first.parameters[rows]
+            experts = experts + moved * table.first.expert_parameters[rows]
+    head = np.ceil(at_ends(ends.head_first, ends.head_last))
+    stage = Stage(index, layers, recomputed, edges, experts, embedding, head, leading)
     memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
     return layers * ends.copies, memory
 

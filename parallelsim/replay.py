@@ -28,6 +28,7 @@ from parallelsim.stages import (
     StageLayers,
     chunk_layers,
     free_stages,
+    leading_shares,
     plan_columns,
     recomputed_layers,
     stage_layers,
@@ -306,6 +307,13 @@ def _by_stage(
             continue
         seconds[:, 0], seconds[:, -1] = at_first[:, 0], at_last[:, -1]
         kinds.append(seconds)
+    if table.first is not None and num_stages > 1:
+        more = table.first
+        rest = more.total_s - more.forward_s - more.weight_s
+        moved = leading_shares(table.model.num_leading_layers, layers)
+        moved[:, 0] -= 1.0  # what the first chunk was counted with
+        for seconds, of_leading in zip(kinds, (more.forward_s, rest, more.weight_s), strict=True):
+            seconds += moved * of_leading[rows][:, None]
     return kinds
 
 
@@ -326,7 +334,11 @@ def _activation_bytes(
     again = recomputed_layers(layers.ravel() * of_chunk.vpp, of_chunk) / of_chunk.vpp
     again = again.reshape(layers.shape)
     kept = (layers - again) * saved.saved_bytes[:, None] + again * saved.checkpoint_bytes[:, None]
-    leading = np.minimum(layers[:, 0] / max(table.model.num_leading_layers, 1), 1.0)
-    kept[:, 0] += saved.embedding_bytes + leading * saved.first_bytes
-    kept[:, -1] += saved.last_bytes
+    leading, last = leading_shares(table.model.num_leading_layers, layers), np.zeros_like(layers)
+    last[:, -1] = 1.0
+    first_bytes, last_bytes = (
+        np.broadcast_to(more, len(plans))[:, None] for more in (saved.first_bytes, saved.last_bytes)
+    )
+    kept += np.where(again > 0, 0.0, first_bytes * leading + last_bytes * last)
+    kept[:, 0] += saved.embedding_bytes
     return kept

@@ -97,6 +97,18 @@ def free_stages(plans: PlanBatch) -> Iterator[tuple[int, FreeStages]]:
             yield index, found[key]
 
 
+def leading_shares(number: int, chunks: FloatArray) -> FloatArray:
+    """Share of the model's first ``number`` layers that each chunk holds, shape [..., chunks] as
+    the chunks' layers; of no layers the first chunk holds all.
+    """
+    if number == 0:
+        shares = np.zeros_like(chunks)
+        shares[..., 0] = 1.0
+        return shares
+    ends = np.minimum(np.cumsum(chunks, axis=-1), number)
+    return np.asarray(np.diff(ends, axis=-1, prepend=0.0) / number)
+
+
 def _set_classes(classes: StageLayers, index: int, values: FloatArray) -> None:
     """Set one plan's first, fullest middle, and last value."""
     classes.first[index] = values[0]

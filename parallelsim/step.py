@@ -138,7 +138,7 @@ def chunk_seconds(
         return forward, total - forward - weight, weight
 
     return ChunkSeconds(
-        stage(layers.first, edge(*embedding_seconds(table, rows, layers.first))),
+        stage(layers.first, edge(*embedding_seconds(table, rows))),
         stage(layers.middle, (0.0, 0.0, 0.0)),
         stage(layers.last, edge(*head_seconds(table, rows))),
     )
@@ -148,22 +148,16 @@ EdgeParts = tuple[FloatArray | float, FloatArray | float, FloatArray | float]
 
 
 def embedding_seconds(
-    table: CostTable, rows: IntArray, layers: FloatArray | None = None
+    table: CostTable, rows: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray | float]:
     """(both passes, forward, weight gradients) of what the first stage has beyond its layers: the
-    embedding, and what leading layers cost more than others. Of ``layers`` of the first chunk no
-    more can be leading ones: further ones are taken for others.
+    embedding, and what leading layers cost more than others.
     """
     both, forward = table.edge.embedding_s[rows], table.edge.embedding_forward_s[rows]
     if table.first is None:
         return both, forward, 0.0
-    more, leading = table.first, table.model.num_leading_layers
-    share = 1.0 if layers is None else np.minimum(layers / leading, 1.0)
-    return (
-        both + share * more.total_s[rows],
-        forward + share * more.forward_s[rows],
-        share * more.weight_s[rows],
-    )
+    more = table.first
+    return both + table.first_total_s[rows], forward + more.forward_s[rows], more.weight_s[rows]
 
 
 def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -174,7 +168,7 @@ def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArr
     both, forward, weight = edge.head_s[rows], edge.head_forward_s[rows], edge.head_weight_s[rows]
     if more is None:
         return both, forward, weight
-    both = both + more.total_s[rows]
+    both = both + table.last_total_s[rows]
     return both, forward + more.forward_s[rows], weight + more.weight_s[rows]
 
 

@@ -21,8 +21,13 @@ from parallelsim.memory import States
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import GPIPE, INTERLEAVED, StageSeconds
 from parallelsim.plan import SCHEDULES, PlanBatch, code
-from parallelsim.stages import Columns
-from parallelsim.step import after_stages, schedule_seconds, transfer_seconds
+from parallelsim.stages import Columns, chunk_layers
+from parallelsim.step import (
+    after_stages,
+    embedding_seconds,
+    schedule_seconds,
+    transfer_seconds,
+)
 
 STATED_ERRORS: Mapping[str, float] = {
     "breadth-first": 0.015,
@@ -61,16 +66,22 @@ def least_step_time(
     transfer, exposed = transfer_seconds(table, rows, plans, columns)
     paid = 2 * columns.num_micro_batches * columns.vpp * exposed * transfer
     least = pipeline * (1 - ERROR[plans.schedule]) + paid
-    chosen = np.flatnonzero((plans.schedule == INTERLEAVED) | (plans.schedule == GPIPE))
-    if chosen.size == len(plans):
-        least = _by_rank(table, rows, columns, stages, transfer, exposed)
-    else:
-        by_rank = _by_rank(table, rows, columns, stages, transfer, exposed)
-        flushed = (plans.schedule == ONE_F_ONE_B) & (columns.pp > 1)
-        least = np.where(flushed, np.maximum(least, by_rank), least)
-        least[chosen] = by_rank[chosen]
+    alone = (plans.schedule == INTERLEAVED) | (plans.schedule == GPIPE)
+    spread = _spread(table, plans)
+    by_rank = _by_rank(table, rows, columns, stages, transfer, exposed, spread)
+    flushed = (plans.schedule == ONE_F_ONE_B) & (columns.pp > 1)
+    least = np.where(flushed, np.maximum(least, by_rank), least)
+    least = np.where(alone | (flushed & (spread > 0)), by_rank, least)
     bound = (least + rest) * stretch + tail.overhead_s - launches
     return np.asarray(bound * (1 - RELATIVE))
+
+
+def _spread(table: CostTable, plans: PlanBatch) -> FloatArray:
+    """1 where the leading layers do not fit into the first chunk, else 0."""
+    if table.first is None:
+        return np.zeros(len(plans))
+    first = chunk_layers(table.model.num_layers, plans).first
+    return np.asarray((first < table.model.num_leading_layers) * 1.0)
 
 
 def _by_rank(
@@ -80,17 +91,32 @@ def _by_rank(
     stages: StageSeconds,
     transfer: FloatArray,
     exposed: FloatArray,
+    spread: FloatArray,
 ) -> FloatArray:
-    """The module's inequality for the first, last but one, and last rank."""
+    """The module's inequality for the first, last but one, and last rank.
+
+    The stages' seconds have all leading layers on the first rank. Where they reach beyond its first
+    chunk (``spread`` 1, else 0), each rank is taken without what they may add to it, or with what
+    they may spare it.
+    """
     pp, vpp, m = columns.pp, columns.vpp, columns.num_micro_batches
     # The first chunk of the first rank may be up to a layer lighter than the others.
     layer = table.layer_total_s[rows] + table.layer.forward_s[rows]
-    lightest = np.maximum(stages.first / vpp - layer, 0.0)
-    first = np.where(vpp > 1, lightest, stages.first)
+    # Leading layers that are cheaper than the others lighten the first chunk alone.
+    cheaper = np.minimum(embedding_seconds(table, rows)[0], 0.0)
+    lightest = np.maximum(stages.first / vpp - layer, 0.0) + cheaper
+    first, whole, last_s, middle_s = stages.first, stages.first, stages.last, stages.middle
+    if table.first is not None:
+        more = spread * table.first_total_s[rows]
+        whole = first = first - np.maximum(more, 0.0)
+        last_s, middle_s = (s + np.minimum(more, 0.0) for s in (last_s, middle_s))
+        lightest = lightest - np.maximum(more, 0.0)
+    first = np.where(vpp > 1, lightest, first)
     exposed_s = exposed * transfer
     hop = 2 * (transfer + exposed_s)
     before = first + np.maximum(pp - 3, 0.0) * (stages.middle / vpp)
-    last = before + np.where(pp > 2, stages.middle / vpp, 0.0) + (pp - 1) * hop + m * stages.last
-    middle = np.where(pp > 2, before + (pp - 2) * hop + m * stages.middle, 0.0)
-    longest = np.maximum(np.maximum(m * stages.first, middle), last)
+    fill = np.maximum(before + np.where(pp > 2, stages.middle / vpp, 0.0), 0.0)
+    last = fill + (pp - 1) * hop + m * last_s
+    middle = np.where(pp > 2, np.maximum(before, 0.0) + (pp - 2) * hop + m * middle_s, 0.0)
+    longest = np.maximum(np.maximum(m * whole, middle), last)
     return np.asarray(longest + 2 * m * vpp * exposed_s)

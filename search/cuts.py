@@ -31,7 +31,7 @@ from parallelsim.plan import PLAN_FIELDS, Plan, PlanBatch, code
 from parallelsim.rules import RULES, broken_rules
 from parallelsim.simulate import Simulation, by_block
 from parallelsim.stages import Columns
-from parallelsim.step import after_stages
+from parallelsim.step import StepTail, after_stages, embedding_seconds, head_seconds
 
 MAX_CUTS = 12
 """Families that are cut: about ten milliseconds each."""
@@ -107,7 +107,11 @@ def find_cuts(
         memory_limit: share of the reported memory that a stage may take.
     """
     none = PlanBatch.from_plans([])
-    families = [_with_stagings(space, pp, plans) for pp, plans in rows.items() if pp > 1]
+    families = []
+    for pp, unstaged in rows.items():
+        if pp > 1:
+            least = by_block(table, unstaged, least_balanced_step_time)[0]
+            families.append(_with_stagings(space, pp, unstaged.take(least < below_s)))
     plans = PlanBatch.concatenate([none, *families])
     inputs = (space.model, space.cluster, space.framework)
     plans = plans.take(broken_rules(*inputs, plans) & ~LACKS_LIST == 0)
@@ -147,6 +151,7 @@ def _with_stagings(space: SearchSpace, pp: int, plans: PlanBatch) -> PlanBatch:
     columns = {name: np.repeat(getattr(plans, name), number) for name in PLAN_FIELDS}
     for name, values in zip(("vpp", "schedule"), np.array(stagings).reshape(-1, 2).T, strict=True):
         columns[name] = np.tile(values, len(plans))
+    columns["recompute_modules"] = np.zeros(len(columns["vpp"]), np.int64)
     return PlanBatch.from_columns(number * len(plans), columns | {"layout": FREE})
 
 
@@ -178,6 +183,9 @@ def _estimated(
         low, high = np.where(full, middle, low), np.where(full, high, middle)
     depth = np.where(over, high, depth)
     chosen(depth <= most)
+    inputs = (space.model, space.cluster, space.framework)
+    listed = replace(_recomputing(plans, depth), layout=np.full(len(plans), FREE))
+    chosen(broken_rules(*inputs, listed) & ~LACKS_LIST == 0)
     estimate = by_block(table, _recomputing(plans, depth), balanced_step_time)[0]
     below = estimate < below_s
     return plans.take(below), estimate[below]
@@ -194,19 +202,38 @@ def balanced_step_time(
 
     The slowest rank has no less than its share of all, and no less than L/p layers rounded up.
     """
+    busy, longer, tail = _balanced(table, rows, plans, columns, held)
+    stretch = 1 + tail.straggler_s / (busy + table.framework.host.micro_batch_s)
+    return np.asarray(busy + tail.overhead_s + tail.straggler_s + longer * stretch)
+
+
+def least_balanced_step_time(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
+) -> FloatArray:
+    """The same without bubble, transfers and data-parallel communication, shape [P]: no virtual
+    stages and no recompute bring it below.
+    """
+    _, longer, tail = _balanced(table, rows, plans, columns, held)
+    return np.asarray(tail.steady_s + longer + tail.optimizer_s + tail.overhead_s)
+
+
+def _balanced(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
+) -> tuple[FloatArray, FloatArray, StepTail]:
+    """(seconds that stragglers stretch, what the slowest rank adds to them, the breakdown)."""
     pp, layers = columns.pp, table.model.num_layers
-    layer, edge = table.layer_total_s[rows], table.edge.head_s[rows] + table.edge.embedding_s[rows]
+    layer = table.layer_total_s[rows]
+    edge = head_seconds(table, rows)[0] + embedding_seconds(table, rows)[0]
     again = columns.recomputed.first * table.layer.forward_s[rows]
     mean = (layers * layer + edge) / pp + again
-    slowest = np.maximum(mean, np.ceil(layers / pp) * layer + again)
+    alike = layers - table.model.num_leading_layers
+    slowest = np.maximum(mean, np.ceil(alike / pp) * layer + again)
     forward = (mean - again) / 3
     middle = np.where(pp > 2, 1.0, 0.0)
     stages = StageSeconds(mean, middle * mean, mean, forward, middle * forward, forward)
     tail = after_stages(table, rows, plans, columns, held, stages)
     busy = tail.steady_s + tail.p2p_s + tail.bubble_s + tail.dp_s + tail.optimizer_s
-    stretch = 1 + tail.straggler_s / (busy + table.framework.host.micro_batch_s)
-    longer = columns.num_micro_batches * (slowest - mean) * stretch
-    return np.asarray(busy + tail.overhead_s + tail.straggler_s + longer)
+    return busy, columns.num_micro_batches * (slowest - mean), tail
 
 
 def cuts(space: SearchSpace, plan: Plan, memory_limit: float) -> list[Plan]:
@@ -215,7 +242,9 @@ def cuts(space: SearchSpace, plan: Plan, memory_limit: float) -> list[Plan]:
     """
     problem = partition_problem(space.model, space.cluster, space.framework, plan, memory_limit)
     problem = replace(
-        problem, layers=_averaged(problem.layers), recompute=_recompute_asked(space, problem)
+        problem,
+        layers=_averaged(problem.layers, space.model.num_leading_layers),
+        recompute=_recompute_asked(space, plan, problem),
     )
     for min_layers in (0, 1):  # chunks between the ends must not be empty
         try:
@@ -252,16 +281,23 @@ def neighbours(chunks: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(near)
 
 
-def _averaged(layers: LayerItems) -> LayerItems:
-    """Every layer as the average of all, as the simulator takes kinds of layers."""
-    means = {name: float(getattr(layers, name).mean()) for name in LayerItems.__slots__}
-    return LayerItems.uniform(len(layers), **means)
+def _averaged(layers: LayerItems, leading: int) -> LayerItems:
+    """Leading layers as their average and the others as theirs, as the simulator takes kinds of
+    layers.
+    """
+    means = {}
+    for name in LayerItems.__slots__:
+        values = np.array(getattr(layers, name), np.float64)
+        for part in (values[:leading], values[leading:]):
+            part[:] = part.mean() if part.size else 0.0
+        means[name] = values
+    return LayerItems(**means)
 
 
-def _recompute_asked(space: SearchSpace, problem: PartitionProblem) -> str | int:
+def _recompute_asked(space: SearchSpace, plan: Plan, problem: PartitionProblem) -> str | int:
     """As the framework can launch it: one number of layers for every chunk, all, or none."""
     kinds = space.recompute_kinds
-    if "full" not in kinds:
+    if "full" not in kinds or plan.cuda_graphs or plan.ep_comm_overlap:
         return 0
     return "same" if "block" in kinds and "none" in kinds else len(problem.layers)
 

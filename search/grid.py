@@ -14,8 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from parallelsim.search.bounds import IS_BOUNDED, least_step_time
-from parallelsim.search.cuts import FREE, Family, best_cuts, best_of_families, family, find_cuts
+from parallelsim.search.bounds import IS_BOUNDED, RELATIVE, least_step_time
+from parallelsim.search.cuts import (
+    FREE,
+    Family,
+    best_cuts,
+    best_of_families,
+    family,
+    find_cuts,
+    least_balanced_step_time,
+)
 from parallelsim.search.refine import Replays, order, ranking
 from parallelsim.search.result import OUT_OF_MEMORY, SearchResult
 from parallelsim.search.space import SearchSpace
@@ -214,8 +222,12 @@ class _Scan:
         space = self.space
         try:
             for pp in space.pipeline_degrees:
-                for block in space.expand(pp, self._worth_expanding(self.table, pp)):
-                    self._examine(self.table, block)
+                fits = self._worth_expanding(self.table, pp)
+                slow = fits.copy()
+                slow[fits] = self._too_slow(self.unstaged[pp])
+                for chosen, timed in ((fits & ~slow, True), (slow, False)):
+                    for block in space.expand(pp, chosen):
+                        self._examine(self.table, block, timed)
         except KeyboardInterrupt:
             self.interrupted = True
 
@@ -242,6 +254,15 @@ class _Scan:
         self.unstaged[pp] = rows.take(fits)
         return fits
 
+    def _too_slow(self, rows: PlanBatch) -> BoolArray:
+        """Rows of which no staging can be among the plans kept: some rank has no less than the
+        balanced share of the work.
+        """
+        if len(self.safe.score) < self.keep or len(rows) == 0:
+            return np.zeros(len(rows), bool)
+        least = by_block(self.table, rows, least_balanced_step_time)[0]
+        return np.asarray(least * (1 - RELATIVE) > self.safe.score[-1])
+
     def _count_broken(self, broken: IntArray, times: IntArray) -> None:
         """Account for broken rules; each mask stands for so many plans (or ``times`` is one
         number).
@@ -253,7 +274,8 @@ class _Scan:
             if count:
                 self.reasons[rule.name] += count
 
-    def _examine(self, table: CostTable, block: PlanBatch) -> None:
+    def _examine(self, table: CostTable, block: PlanBatch, timed: bool) -> None:
+        """Account for a block; ``timed``: its plans may be among those kept."""
         space = self.space
         self.num_candidates += len(block)
         broken = broken_rules(space.model, space.cluster, space.framework, block)
@@ -268,10 +290,12 @@ class _Scan:
         self.reasons[OUT_OF_MEMORY] += int(len(peak) - fits.sum())
         plans, peak = plans.take(fits), peak[fits]
         safe = peak / self.capacity <= self.memory_limit
-        least = by_block(table, plans, least_step_time)[0]
         self.only_bounded &= bool(IS_BOUNDED[plans.schedule].all())
         self.num_safe += int(safe.sum())
         self.num_tight += int(len(safe) - safe.sum())
+        if not timed:
+            return
+        least = by_block(table, plans, least_step_time)[0]
         self.safe.offer(plans.take(safe), least[safe], peak[safe])
         # A tight plan is of interest only where it may beat the best safe one.
         full = len(self.safe.score) >= self.keep

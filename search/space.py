@@ -158,11 +158,15 @@ class SearchSpace:
     def recompute_kinds(self) -> list[str]:
         """Kinds of recompute that a plan may have; ``block``: full with a number of layers."""
         can = self.framework.capabilities.recomputes
-        return [k for k in can if k in self._asked.values.get("recompute", can) or k == "block"]
+        asked = self._asked.values.get("recompute", can)
+        return [kind for kind in can if kind in asked or kind == "block"]
 
     def allows(self, plan: Plan) -> bool:
         """Whether the plan has the values that the caller gave."""
-        return all(getattr(plan, name) in values for name, values in self._asked.values.items())
+        given = dict(self._asked.values)
+        if plan.recompute != "selective":
+            given.pop("recompute_modules", None)
+        return all(getattr(plan, name) in values for name, values in given.items())
 
     def expand(self, pp: int, chosen: Any) -> Iterator[PlanBatch]:
         """The plans of the chosen rows of :meth:`unstaged` with every staging, in blocks."""

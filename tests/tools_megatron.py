@@ -72,10 +72,10 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
     first = np.where(is_first_last, np.maximum(per_stage - pick(0, 1, 2, 4), 1), 0)
     last = np.where(is_first_last, np.maximum(per_stage - pick(0, 1, 2, 4), 1), 0)
     recompute = pick(0, 1, 2, 2)
+    cuts, cut = draw_cuts(model, layout == CHOICES["layout"].index("free"), pp * vpp, rng)
     sequence_parallel = (tp > 1) & (pick(0, 1, 1) | model.has_experts)
     kind = np.where(cp > 2, rng.integers(0, 4, n), rng.integers(0, 3, n))
     dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 1)
-    cuts, cut = draw_cuts(model, layout == CHOICES["layout"].index("free"), pp * vpp, rng)
     columns = draw_experts(model, tp * cp * dp, (pp == 1) | (vpp > 1), recompute < 2, rng)
     columns |= {
         "tp": tp,

@@ -63,7 +63,9 @@ def export_megatron(
         hybrid(model, plan, chosen),
         mixture(model),
         flags_of.batch(plan),
-        flags_of.parallelism(_without_stages(plan) if mixer_of(model) else plan),
+        flags_of.parallelism(
+            _without_stages(plan) if mixer_of(model) else plan, model.num_mtp_layers
+        ),
         experts(model, plan, chosen),
         flags_of.memory(plan),
         flags_of.data_parallel(plan),
@@ -90,7 +92,8 @@ def _program(model: ModelSpec, version: MegatronVersion) -> str:
 
 def _without_stages(plan: Plan) -> Plan:
     """The plan as a hybrid's flags say it: its pattern cuts the layers into virtual stages."""
-    return replace(plan, vpp=1, layout="even", first_stage_layers=0, last_stage_layers=0)
+    plan = replace(plan, vpp=1, layout="even", chunk_layers=())
+    return replace(plan, first_stage_layers=0, last_stage_layers=0)
 
 
 def refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> list[str]:

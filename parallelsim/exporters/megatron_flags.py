@@ -183,7 +183,7 @@ def batch(plan: Plan) -> FlagGroup:
     return FlagGroup("BATCH_ARGS", comment, flags)
 
 
-def parallelism(plan: Plan) -> FlagGroup:
+def parallelism(plan: Plan, num_mtp_layers: int = 0) -> FlagGroup:
     """Degrees of parallelism and the stage layout."""
     flags = [
         f"--tensor-model-parallel-size {plan.tp}",
@@ -201,7 +201,8 @@ def parallelism(plan: Plan) -> FlagGroup:
         flags += [f"--num-virtual-stages-per-pipeline-rank {plan.vpp}"]
     if plan.layout == "free":
         # The number of virtual stages follows from the number of chunks.
-        flags += [f'--pipeline-model-parallel-layout "{megatron_layout(plan.chunk_layers)}"']
+        stages = megatron_layout(plan.chunk_layers, num_mtp_layers)
+        flags += [f'--pipeline-model-parallel-layout "{stages}"']
     elif plan.layout == "first-last":
         flags += [f"--decoder-first-pipeline-num-layers {plan.first_stage_layers}"]
         flags += [f"--decoder-last-pipeline-num-layers {plan.last_stage_layers}"]

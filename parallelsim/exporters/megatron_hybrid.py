@@ -75,8 +75,8 @@ def hybrid_plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion)
     columns = mixer.inner_width + mixer.conv_width + mixer.num_heads
     if plan.precision in LOW_PRECISIONS and columns % 16:
         yield f"in {plan.precision} the mixers' {columns} columns must divide by 16"
-    if plan.layout not in (*ENDS, "first-last"):
-        yield f"this export does not cut hybrids by layout {plan.layout}"
+    if 0 in plan.chunk_layers:
+        yield "its hybrids have layers in every virtual stage"
     if plan.recompute_num_layers and any(len(x.sublayers) > 1 for x, _ in model.layer_kinds):
         yield "it counts sub-layers in hybrids: recompute whole stages, or none"
     if not version.hybrid_stages:
@@ -90,6 +90,8 @@ def hybrid_plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion)
 
 def chunk_layers(num_layers: int, plan: Plan) -> list[int]:
     """Layers of each virtual stage, in the model's order."""
+    if plan.layout == "free":
+        return list(plan.chunk_layers)
     if plan.layout == "first-last":
         first, last = plan.first_stage_layers, plan.last_stage_layers
         middle = (num_layers - first - last) // max(plan.pp - 2, 1)
