@@ -117,7 +117,7 @@ COMPUTE = (
     ),
     Constant(
         "gradient accumulation, share of the bytes",
-        ("parallelsim.costs:GRADIENT_ACCUMULATION_SHARE",),
+        ("parallelsim.sublayer_seconds:GRADIENT_ACCUMULATION_SHARE",),
         prior=1.0,
         width=0.15,
         why="every byte counts unless a cache holds it",
@@ -148,7 +148,7 @@ COMPUTE = (
     ),
     Constant(
         "fp8 casts over the counted bytes",
-        ("parallelsim.costs:FP8_CAST_FACTOR",),
+        ("parallelsim.sublayer_seconds:FP8_CAST_FACTOR",),
         prior=1.0,
         width=0.15,
         why="a count",

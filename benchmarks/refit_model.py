@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from parallelsim.costs import CostTable
 from parallelsim.measured_cases import Case
-from parallelsim.plan import PlanBatch
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.scores import grouped
 from parallelsim.simulate import screen_time
 

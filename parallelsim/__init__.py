@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     )
     from parallelsim.framework import FrameworkSpec
     from parallelsim.model import ModelSpec
-    from parallelsim.plan import Plan, PlanBatch
+    from parallelsim.plan import Plan
+    from parallelsim.plan_batch import PlanBatch
     from parallelsim.planfile import read_document, write_document
     from parallelsim.replay import replayed
     from parallelsim.search.grid import grid_search
@@ -100,7 +101,8 @@ _MODULES = {
     ),
     "framework": ("FrameworkSpec",),
     "model": ("ModelSpec",),
-    "plan": ("Plan", "PlanBatch"),
+    "plan": ("Plan",),
+    "plan_batch": ("PlanBatch",),
     "planfile": ("read_document", "write_document"),
     "replay": ("replayed",),
     "search.grid": ("grid_search",),

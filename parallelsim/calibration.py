@@ -24,7 +24,8 @@ from parallelsim.costs import CostTable
 from parallelsim.errors import SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan, PlanBatch
+from parallelsim.plan import Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.scores import grouped
 from parallelsim.simulate import screen
 from parallelsim.units import GIB

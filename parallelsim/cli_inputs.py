@@ -131,6 +131,8 @@ def load_inputs(options: SpecOptions, num_gpus: int, *, any_precision: bool = Fa
         notes.append(f"{default_batch_note(model, num_gpus, batch)} (--global-batch-size)")
     if options.seq_length is None:
         notes.append(f"sequences of {model.seq_length} tokens, the model's own (--seq-length)")
+    if any(layer.experts and not layer.experts.load_cv for layer, _ in model.layer_kinds):
+        notes.append("experts are taken as evenly loaded (load_cv in the model's file is a spread)")
     return Inputs(model, cluster, framework, batch, precision, with_defaults(options), tuple(notes))
 
 

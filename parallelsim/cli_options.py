@@ -74,6 +74,70 @@ class SearchOptions:
 Command = Callable[..., Any]
 
 
+_SPEC_OPTIONS = (
+    click.option(
+        "--model",
+        "-m",
+        metavar="M",
+        help="Catalogue name, YAML file, Hugging Face config.json or its folder.",
+    ),
+    click.option(
+        "--gpus",
+        "-n",
+        "num_gpus",
+        type=whole_number(0, MAX_GPUS),
+        metavar="N",
+        help="Number of GPUs.",
+    ),
+    click.option(
+        "--cluster",
+        "-c",
+        metavar="C",
+        help="Catalogue name or YAML file.  [default: hgx-h100]",
+    ),
+    click.option(
+        "--nic-gbit-per-s",
+        type=number_up_to(1e6, low=1e-3),
+        metavar="X",
+        help="Network bandwidth per GPU, one way, where the cluster's file states none.",
+    ),
+    click.option(
+        "--framework",
+        "-f",
+        metavar="F",
+        help="Training software: name or YAML file.  [default: megatron-core]",
+    ),
+    click.option(
+        "--global-batch-size",
+        "-b",
+        type=whole_number(1, MAX_BATCH),
+        metavar="N",
+        help="Sequences of one optimizer step.  [default: the model's own]",
+    ),
+    click.option(
+        "--seq-length",
+        "-s",
+        type=sequence_length,
+        metavar="TOKENS",
+        help="Tokens of a sequence, as 8192 or 8k.  [default: the model's own]",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        help="Number format of the GEMMs.  [default: bf16, or fp16 where there is no bf16]",
+    ),
+    click.option(
+        "--set",
+        "set_",
+        type=settings,
+        metavar="FIELD=VALUE,...",
+        multiple=True,
+        help="Change the model, as num_layers=12. Repeatable.",
+    ),
+)
+"""In the order of ``--help``."""
+
+
 def spec_options(command: Command) -> Command:
     """Add the options of :class:`SpecOptions`; the command receives them as ``spec``."""
 
@@ -82,71 +146,50 @@ def spec_options(command: Command) -> Command:
         own = {f.name: options.pop(f.name) for f in fields(SpecOptions) if f.name != "overrides"}
         return command(*args, spec=SpecOptions(**own, overrides=merged(set_, "--set")), **options)
 
-    for option in reversed(
-        (
-            click.option(
-                "--model",
-                "-m",
-                metavar="M",
-                help="Catalogue name, YAML file, Hugging Face config.json or its folder.",
-            ),
-            click.option(
-                "--gpus",
-                "-n",
-                "num_gpus",
-                type=whole_number(0, MAX_GPUS),
-                metavar="N",
-                help="Number of GPUs.",
-            ),
-            click.option(
-                "--cluster",
-                "-c",
-                metavar="C",
-                help="Catalogue name or YAML file.  [default: hgx-h100]",
-            ),
-            click.option(
-                "--nic-gbit-per-s",
-                type=number_up_to(1e6, low=1e-3),
-                metavar="X",
-                help="Network bandwidth per GPU, one way, where the cluster's file states none.",
-            ),
-            click.option(
-                "--framework",
-                "-f",
-                metavar="F",
-                help="Training software: name or YAML file.  [default: megatron-core]",
-            ),
-            click.option(
-                "--global-batch-size",
-                "-b",
-                type=whole_number(1, MAX_BATCH),
-                metavar="N",
-                help="Sequences of one optimizer step.  [default: the model's own]",
-            ),
-            click.option(
-                "--seq-length",
-                "-s",
-                type=sequence_length,
-                metavar="TOKENS",
-                help="Tokens of a sequence, as 8192 or 8k.  [default: the model's own]",
-            ),
-            click.option(
-                "--precision",
-                type=click.Choice(PRECISIONS),
-                help="Number format of the GEMMs.  [default: bf16, or fp16 where there is no bf16]",
-            ),
-            click.option(
-                "--set",
-                "set_",
-                type=settings,
-                metavar="FIELD=VALUE,...",
-                multiple=True,
-                help="Change the model, as num_layers=12. Repeatable.",
-            ),
-        )
-    ):
+    for option in reversed(_SPEC_OPTIONS):
         with_spec = option(with_spec)
     return with_spec
+
+
+_SEARCH_OPTIONS = (
+    click.option(
+        "--fix",
+        type=fixed_values,
+        metavar="FIELD=VALUE,...",
+        multiple=True,
+        help="Plan fields with one value, as tp=8,pp=4. Repeatable.",
+    ),
+    click.option(
+        "--limit",
+        type=limited_values,
+        metavar="FIELD=VALUES,...",
+        multiple=True,
+        help="Plan fields with some values, as cp=1..4 or 'tp=1|2|4'. Repeatable.",
+    ),
+    click.option(
+        "--memory-limit",
+        type=number_up_to(1.05),
+        metavar="X",
+        default=0.8,
+        show_default=True,
+        help="Share of a GPU's memory up to which a plan counts as safe.",
+    ),
+    click.option(
+        "--searcher",
+        type=click.Choice(SEARCHERS),
+        default="grid",
+        show_default=True,
+        help="grid tries every plan.",
+    ),
+    click.option(
+        "--schedules",
+        type=click.Choice(("framework", "all")),
+        default="framework",
+        show_default=True,
+        help="Pipeline schedules: those that the framework runs, or all that are known.",
+    ),
+)
+"""In the order of ``--help``."""
 
 
 def search_options(command: Command) -> Command:
@@ -168,46 +211,7 @@ def search_options(command: Command) -> Command:
         search = SearchOptions(fixed, limits, memory_limit, searcher, schedules == "all")
         return command(*args, search=search, **options)
 
-    for option in reversed(
-        (
-            click.option(
-                "--fix",
-                type=fixed_values,
-                metavar="FIELD=VALUE,...",
-                multiple=True,
-                help="Plan fields with one value, as tp=8,pp=4. Repeatable.",
-            ),
-            click.option(
-                "--limit",
-                type=limited_values,
-                metavar="FIELD=VALUES,...",
-                multiple=True,
-                help="Plan fields with some values, as cp=1..4 or 'tp=1|2|4'. Repeatable.",
-            ),
-            click.option(
-                "--memory-limit",
-                type=number_up_to(1.05),
-                metavar="X",
-                default=0.8,
-                show_default=True,
-                help="Share of a GPU's memory up to which a plan counts as safe.",
-            ),
-            click.option(
-                "--searcher",
-                type=click.Choice(SEARCHERS),
-                default="grid",
-                show_default=True,
-                help="grid tries every plan.",
-            ),
-            click.option(
-                "--schedules",
-                type=click.Choice(("framework", "all")),
-                default="framework",
-                show_default=True,
-                help="Pipeline schedules: those that the framework runs, or all that are known.",
-            ),
-        )
-    ):
+    for option in reversed(_SEARCH_OPTIONS):
         with_search = option(with_search)
     return with_search
 

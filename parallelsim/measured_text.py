@@ -78,7 +78,7 @@ _OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
 
-SWITCH_COLUMNS = (*_SWITCHES, "cross_entropy_fusion")
+SWITCH_COLUMNS = (*_SWITCHES, "cross_entropy_fusion", "compile")
 """Optional columns under the names of plan switches: they say it better than text."""
 KERNEL_COLUMNS = ("fused_rmsnorm", "fused_softmax")
 """Optional columns under the names of framework facts."""
@@ -96,7 +96,7 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
         stated |= dict.fromkeys(
             ("tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather"), False
         )
-    if any(_COMPILED.search(facts.text(cell)) for cell in ("id", "overlap", "notes")):
+    if any(_COMPILED.search(facts.text(cell)) for cell in ("overlap", "notes")):
         stated["compile"] = True
     if _ASYNC_TP.search(facts.text("overlap")):
         stated["tp_comm_overlap"] = True

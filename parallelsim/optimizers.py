@@ -8,7 +8,8 @@ from parallelsim.compute import gemm_rates
 from parallelsim.costs import CostTable
 from parallelsim.framework import MemoryFacts
 from parallelsim.operators import IS_FP8, FloatArray
-from parallelsim.plan import PlanBatch, code
+from parallelsim.plan import code
+from parallelsim.plan_batch import PlanBatch
 
 MXFP8 = code("precision", "mxfp8")
 MUON = code("optimizer", "muon")

@@ -1,4 +1,4 @@
-"""How it is trained: one :class:`Plan`, and :class:`PlanBatch`, the same fields as arrays.
+"""How it is trained: one :class:`Plan`; many are a :class:`~parallelsim.plan_batch.PlanBatch`.
 
 The field names are Megatron's where Megatron has one. A plan holds whatever changes time or
 memory, so that the launched run is the predicted run.
@@ -7,7 +7,7 @@ memory, so that the launched run is the predicted run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import Any
@@ -37,27 +37,36 @@ SCHEDULES = (
     "dualpipe-v",
 )
 """Pipeline schedules; ``none`` where pp = 1. Described in :mod:`parallelsim.timeline.schedules`."""
+
 ASYNCHRONOUS = ("pipedream-2bw",)
 """Schedules that change the training: weights lag by a step. Never ranked among the others."""
+
 UNSYNCHRONIZED = ("zb-h2",)
 """Schedules published without a barrier between steps: a rank starts the next one when it has
 ended its own, and the gradient norm is checked afterwards (arXiv:2401.10241 section 4)."""
+
 WAVES = ("hanayo", "zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose chunks go down the ranks and up again: the first rank holds both ends."""
+
 TWO_WAY = ("chimera", "dualpipe")
 """Schedules with two copies of the model in opposite directions."""
+
 LAYOUTS = ("even", "embedding", "loss", "embedding-loss", "first-last", "free")
 """How layers are cut into stages: evenly; with the embedding, the loss or both counted as a layer;
 with the number of layers of the first and last stage given and the rest even; or with that of every
 chunk given."""
+
 RECOMPUTES = ("none", "selective", "full")
+
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
 """Parts of a layer that selective recompute can run again: the attention core, the norms, latent
 attention's up projections, the dense MLP, the experts' activation (Megatron's names)."""
+
 RECOMPUTE_MODULES = tuple(
     "+".join(some) for count in range(1, len(MODULES) + 1) for some in combinations(MODULES, count)
 )
 """Every choice of them, joined by ``+`` in that order."""
+
 PRECISIONS = (
     "fp32",
     "bf16",
@@ -68,10 +77,13 @@ PRECISIONS = (
     "mxfp8",
     "nvfp4",
 )
+
 GRAD_DTYPES = ("fp32", "bf16")
+
 CP_COMM_TYPES = ("p2p", "all-gather", "a2a", "a2a+p2p")
 """Ring of keys and values, gathered keys and values, heads dealt out (Ulysses), and the hybrid:
 heads dealt out inside groups of cp_a2a ranks, a ring over the groups (arXiv:2405.07719)."""
+
 MOE_DISPATCHERS = ("all-to-all", "all-gather", "deepep")
 """How tokens reach their experts: NCCL all-to-all; every rank gathers all tokens; kernels that send
 a token to each node once (DeepEP, HybridEP)."""
@@ -95,10 +107,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 MAX_DEGREE = 2**31
 """No field may exceed this: products of a few degrees stay far inside int64."""
+
 MAX_CHUNKS = 4096
 """Chunks of which a plan may name the layers."""
+
 Cuts = tuple[tuple[int, ...], ...]
 """The distinct ``chunk_layers`` of a batch, ascending; the first is the empty one."""
+
 NO_CUTS: Cuts = ((),)
 
 
@@ -232,10 +247,10 @@ class Plan:
             PlanError: unknown fields, wrong types, values out of range.
         """
         values = dict(data)
-        unknown = sorted(str(key) for key in values if key not in _FIELD_TYPES)
+        unknown = sorted(str(key) for key in values if key not in FIELD_TYPES)
         if unknown:
             raise PlanError(
-                f"unknown plan field {unknown[0][:80]!r}; the fields are {', '.join(_FIELD_TYPES)}"
+                f"unknown plan field {unknown[0][:80]!r}; the fields are {', '.join(FIELD_TYPES)}"
             )
         if "recompute" in values:
             name, layers = parse_recompute(values["recompute"])
@@ -250,12 +265,15 @@ class Plan:
         return cls(**values).validate()
 
 
-_FIELD_TYPES: dict[str, type] = {
+FIELD_TYPES: dict[str, type] = {
     field.name: {"int": int, "bool": bool, "str": str, "tuple[int, ...]": tuple}[str(field.type)]
     for field in fields(Plan)
 }
-PLAN_FIELDS: tuple[str, ...] = tuple(_FIELD_TYPES)
+"""Type of every plan field."""
+
+PLAN_FIELDS: tuple[str, ...] = tuple(FIELD_TYPES)
 """Names of all plan fields, in order: the tie-break order of rankings."""
+
 _ZERO_ALLOWED = frozenset(
     {
         "first_stage_layers",
@@ -288,7 +306,7 @@ def check_field(name: str, value: object) -> None:
     Raises:
         PlanError: its type or range is wrong, with what was expected.
     """
-    kind = _FIELD_TYPES[name]
+    kind = FIELD_TYPES[name]
     if kind is int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise PlanError(f"{name} must be a whole number, got {str(value)[:80]!r}")
@@ -322,144 +340,6 @@ def _check_list(name: str, value: object) -> None:
             raise PlanError(f"{name} must list whole numbers, got {str(number)[:80]!r}")
         if not 0 <= number <= MAX_DEGREE:
             raise PlanError(f"{name} must list numbers from 0, got {str(number)[:80]}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanBatch:
-    """Plans as a struct of int64 arrays of one shape [P]; names are codes, switches are 0 or 1.
-
-    ``chunk_layers`` are positions in the batch's own table ``cuts``.
-    """
-
-    tp: IntArray
-    cp: IntArray
-    pp: IntArray
-    vpp: IntArray
-    dp: IntArray
-    ep: IntArray
-    etp: IntArray
-    micro_batch_size: IntArray
-    global_batch_size: IntArray
-    schedule: IntArray
-    layout: IntArray
-    first_stage_layers: IntArray
-    last_stage_layers: IntArray
-    chunk_layers: IntArray
-    sequence_parallel: IntArray
-    zero: IntArray
-    recompute: IntArray
-    recompute_num_layers: IntArray
-    recompute_modules: IntArray
-    precision: IntArray
-    grad_dtype: IntArray
-    cp_comm_type: IntArray
-    cp_a2a: IntArray
-    tp_comm_overlap: IntArray
-    overlap_grad_reduce: IntArray
-    overlap_param_gather: IntArray
-    cross_entropy_fusion: IntArray
-    cuda_graphs: IntArray
-    moe_dispatcher: IntArray
-    ep_comm_overlap: IntArray
-    fp8_param_gather: IntArray
-    dp_replicate: IntArray
-    reshard_after_forward: IntArray
-    compile: IntArray
-    optimizer: IntArray
-    activation_offload_pct: IntArray
-    cuts: Cuts = NO_CUTS
-
-    def __len__(self) -> int:
-        return int(self.tp.shape[0])
-
-    @property
-    def num_gpus(self) -> IntArray:
-        """Tp * cp * pp * dp, shape [P]."""
-        return self.tp * self.cp * self.pp * self.dp
-
-    @classmethod
-    def from_plans(cls, plans: Sequence[Plan]) -> PlanBatch:
-        """A batch of the given plans, in order."""
-        cuts = _table(plan.chunk_layers for plan in plans)
-        position = {cut: index for index, cut in enumerate(cuts)}
-        columns = {
-            name: [_code(name, getattr(p, name)) for p in plans]
-            for name in PLAN_FIELDS
-            if name != "chunk_layers"
-        }
-        columns["chunk_layers"] = [position[plan.chunk_layers] for plan in plans]
-        return cls(**{k: np.array(v, np.int64) for k, v in columns.items()}, cuts=cuts)
-
-    @classmethod
-    def from_columns(cls, num_plans: int, columns: Mapping[str, Any]) -> PlanBatch:
-        """A batch from arrays (or scalars) by field name; fields left out take the plan's defaults.
-
-        Scalars stay one number seen P times: such columns are read-only. No plan has layout free.
-        """
-        default = Plan()
-        filled = {
-            name: columns.get(name, 0 if name == "chunk_layers" else _code(name, plain))
-            for name in PLAN_FIELDS
-            for plain in (getattr(default, name),)
-        }
-        arrays: dict[str, Any] = {
-            k: np.broadcast_to(np.asarray(v, np.int64), (num_plans,)) for k, v in filled.items()
-        }
-        return cls(**arrays)
-
-    @classmethod
-    def concatenate(cls, batches: Iterable[PlanBatch]) -> PlanBatch:
-        """One batch of all plans, in order."""
-        parts = list(batches)
-        columns = {name: np.concatenate([getattr(b, name) for b in parts]) for name in PLAN_FIELDS}
-        cuts = parts[0].cuts
-        if any(batch.cuts != cuts for batch in parts):
-            cuts = _table(cut for batch in parts for cut in batch.cuts)
-            position = {cut: index for index, cut in enumerate(cuts)}
-            columns["chunk_layers"] = np.concatenate(
-                [np.array([position[cut] for cut in b.cuts])[b.chunk_layers] for b in parts]
-            )
-        return cls(**columns, cuts=cuts)
-
-    def take(self, index: Any) -> PlanBatch:
-        """The plans at ``index``: positions, a mask, or a slice.
-
-        A column that is one number seen P times stays one.
-        """
-        first = self.tp[index]
-        columns = {name: getattr(self, name) for name in PLAN_FIELDS}
-        return PlanBatch(
-            **{
-                name: np.broadcast_to(column[:1].reshape(-1), first.shape)
-                if column.strides == (0,) and len(column)
-                else column[index]
-                for name, column in columns.items()
-            },
-            cuts=self.cuts,
-        )
-
-    def plan(self, index: int) -> Plan:
-        """The plan at one position."""
-        values: dict[str, Any] = {}
-        for name, kind in _FIELD_TYPES.items():
-            value = int(getattr(self, name)[index])
-            if kind is tuple:
-                values[name] = self.cuts[value]
-            else:
-                values[name] = CHOICES[name][value] if kind is str else kind(value)
-        return Plan(**values)
-
-    def __iter__(self) -> Iterator[Plan]:
-        return (self.plan(i) for i in range(len(self)))
-
-
-def _table(cuts: Iterable[tuple[int, ...]]) -> Cuts:
-    """The distinct cuts in ascending order: a batch's codes sort as the cuts themselves do."""
-    return tuple(sorted({(), *cuts}))
-
-
-def _code(name: str, value: int | bool | str) -> int:
-    return CHOICES[name].index(value) if isinstance(value, str) else int(value)
 
 
 def code(name: str, value: str) -> int:

@@ -18,11 +18,14 @@ import numpy as np
 from parallelsim.cluster import ClusterSpec
 from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
-from parallelsim.memory import activations, states
+from parallelsim.memory import activations
+from parallelsim.memory_states import states
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan import UNSYNCHRONIZED, Plan, PlanBatch
+from parallelsim.plan import UNSYNCHRONIZED, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.simulate import RATES, Simulation
+from parallelsim.stage_seconds import chunk_seconds, schedule_seconds
 from parallelsim.stages import (
     FIRST_LAST,
     StageLayers,
@@ -33,14 +36,7 @@ from parallelsim.stages import (
     recomputed_layers,
     stage_layers,
 )
-from parallelsim.step import (
-    StepBreakdown,
-    StepTail,
-    after_stages,
-    chunk_seconds,
-    schedule_seconds,
-    transfer_seconds,
-)
+from parallelsim.step import StepBreakdown, StepTail, after_stages, transfer_seconds
 from parallelsim.timeline import (
     Graph,
     Replay,

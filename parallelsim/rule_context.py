@@ -26,7 +26,8 @@ from parallelsim.layers import (
     StateSpace,
 )
 from parallelsim.model import ModelSpec
-from parallelsim.plan import IntArray, Plan, PlanBatch
+from parallelsim.plan import IntArray, Plan
+from parallelsim.plan_batch import PlanBatch
 
 BoolArray = NDArray[np.bool_]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallelsim.plan import MAX_DEGREE, MOE_DISPATCHERS, IntArray, Plan, PlanBatch, code
+from parallelsim.plan import MAX_DEGREE, MOE_DISPATCHERS, IntArray, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import (
     BoolArray,
     Context,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, PlanBatch, code
+from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray, Context, one_if_equal
 
 NONE, INTERLEAVED = code("schedule", "none"), code("schedule", "interleaved-1f1b")

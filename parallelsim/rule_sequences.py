@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from parallelsim.plan import Plan, PlanBatch, code
+from parallelsim.plan import Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray, Context, Rule, choices
 
 HYBRID = code("cp_comm_type", "a2a+p2p")

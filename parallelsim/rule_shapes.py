@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from parallelsim.plan import MAX_DEGREE, IntArray, Plan, PlanBatch, code
+from parallelsim.plan import MAX_DEGREE, IntArray, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import (
     BoolArray,
     Context,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallelsim.plan import OPTIMIZERS, PlanBatch
+from parallelsim.plan import OPTIMIZERS
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray, Context, Rule, unsupported
 
 

@@ -17,9 +17,9 @@ from parallelsim.plan import (
     PRECISIONS,
     SCHEDULES,
     Plan,
-    PlanBatch,
     code,
 )
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray, Context, Rule, all_plans, choices, unsupported
 from parallelsim.rule_stages import FULL, SELECTIVE
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from parallelsim import rule_schedules as schedules
-from parallelsim.plan import MAX_DEGREE, IntArray, Plan, PlanBatch, code
+from parallelsim.plan import MAX_DEGREE, IntArray, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray, Context, Rule, by_value, one_if_equal
 from parallelsim.rule_schedules import FIRST_LAST, FREE
 

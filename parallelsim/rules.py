@@ -16,7 +16,8 @@ import numpy as np
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import IntArray, Plan, PlanBatch
+from parallelsim.plan import IntArray, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import Context, Rule, context_of
 from parallelsim.rule_experts import EXPERT_RULES
 from parallelsim.rule_sequences import SEQUENCE_RULES

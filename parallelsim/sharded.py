@@ -15,9 +15,9 @@ import numpy as np
 from parallelsim.collectives import Network
 from parallelsim.costs import CostTable
 from parallelsim.exposure import DataParallel
-from parallelsim.memory import FP32, IS_FP32, States, gathered_width
+from parallelsim.memory_states import FP32, IS_FP32, States, gathered_width
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan import PlanBatch
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.stages import Columns
 
 

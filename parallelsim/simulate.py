@@ -15,17 +15,12 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.compute import peak_flops
 from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
-from parallelsim.memory import (
-    MemoryBreakdown,
-    States,
-    each_stage,
-    fullest_stage,
-    peak_memory,
-    states,
-)
+from parallelsim.memory import MemoryBreakdown, each_stage, fullest_stage, peak_memory
+from parallelsim.memory_states import States, states
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan import PRECISIONS, Plan, PlanBatch
+from parallelsim.plan import PRECISIONS, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import broken_rules, reasons
 from parallelsim.stages import Columns, free_stages, plan_columns
 from parallelsim.step import StepBreakdown, step_breakdown, step_time

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelsim.operators import FloatArray
-from parallelsim.plan import MAX_DEGREE, TWO_WAY, WAVES, PlanBatch, code
+from parallelsim.plan import MAX_DEGREE, TWO_WAY, WAVES, code
+from parallelsim.plan_batch import PlanBatch
 
 EMBEDDING, LOSS, BOTH, FIRST_LAST = (
     code("layout", name) for name in ("embedding", "loss", "embedding-loss", "first-last")

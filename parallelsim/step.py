@@ -18,7 +18,7 @@ from parallelsim.exposure import (
     offload_exposed,
     pipeline_transfer_time,
 )
-from parallelsim.memory import (
+from parallelsim.memory_states import (
     FP32,
     States,
     gathered_expert_bytes,
@@ -28,11 +28,11 @@ from parallelsim.memory import (
 )
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.optimizers import optimizer_time
-from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds, pipeline_time
-from parallelsim.pipeline_paths import ChunkSeconds, Operations
-from parallelsim.plan import PlanBatch
+from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.sharded import shard_ranks, sharded_exposed
-from parallelsim.stages import BOTH, LOSS, Columns, StageLayers, chunk_layers, recomputed_layers
+from parallelsim.stage_seconds import schedule_seconds
+from parallelsim.stages import Columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,128 +84,6 @@ class StepBreakdown:
             + self.overhead_s
             + self.straggler_s
         )
-
-
-def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSeconds:
-    """Seconds of one micro-batch on each stage class.
-
-    tau_i = l_i t_layer + r_i t_forward + embedding on the first + head on the last (T12). Neglects:
-    clock throttling, jitter.
-    """
-    layer_s, forward_s = table.layer_total_s[rows], table.layer.forward_s[rows]
-    ends = columns.ends
-    head, head_forward, _ = head_seconds(table, rows)
-    embedding, embedding_forward, _ = embedding_seconds(table, rows)
-    layers, again = columns.layers, columns.recomputed
-    middle = np.ceil(layers.middle)  # where they are not equal, the fullest one sets the pace
-    first = layers.first * layer_s + again.first * forward_s
-    last = layers.last * layer_s + again.last * forward_s
-    forward_first = layers.first * forward_s + embedding_forward
-    return StageSeconds(
-        first=first + (embedding * ends.embedding_first + head * ends.head_first),
-        middle=middle * layer_s + again.middle * forward_s,
-        last=last + (embedding * ends.embedding_last + head * ends.head_last),
-        forward_first=forward_first + head_forward * ends.head_first,
-        forward_middle=middle * forward_s,
-        forward_last=layers.last * forward_s + head_forward * ends.head_last,
-    )
-
-
-def chunk_seconds(
-    table: CostTable, rows: IntArray, plans: PlanBatch, layers: StageLayers | None = None
-) -> ChunkSeconds:
-    """Forward, input and weight gradient of one micro-batch by stage of the model.
-
-    Weight gradients are those of the GEMMs; the rest of the backward, and the recompute, goes with
-    the input gradient. ``layers`` are those of the plans' own layouts unless given.
-    """
-    if layers is None:
-        layers = chunk_layers(table.model.num_layers, plans)
-        layers = layers._replace(middle=np.ceil(layers.middle))
-    layer = table.layer
-    forward, weight = layer.forward_s[rows], layer.weight_s[rows]
-    rest = table.layer_total_s[rows] - forward - weight
-
-    def stage(count: FloatArray, edge_s: EdgeParts) -> Operations:
-        again = recomputed_layers(count * plans.vpp, plans) / plans.vpp
-        return Operations(
-            count * forward + edge_s[0],
-            count * rest + again * forward + edge_s[1],
-            count * weight + edge_s[2],
-        )
-
-    def edge(total: FloatArray, forward: FloatArray, weight: FloatArray | float) -> EdgeParts:
-        return forward, total - forward - weight, weight
-
-    return ChunkSeconds(
-        stage(layers.first, edge(*embedding_seconds(table, rows))),
-        stage(layers.middle, (0.0, 0.0, 0.0)),
-        stage(layers.last, edge(*head_seconds(table, rows))),
-    )
-
-
-EdgeParts = tuple[FloatArray | float, FloatArray | float, FloatArray | float]
-
-
-def embedding_seconds(
-    table: CostTable, rows: IntArray
-) -> tuple[FloatArray, FloatArray, FloatArray | float]:
-    """(both passes, forward, weight gradients) of what the first stage has beyond its layers: the
-    embedding, and what leading layers cost more than others.
-    """
-    both, forward = table.edge.embedding_s[rows], table.edge.embedding_forward_s[rows]
-    if table.first is None:
-        return both, forward, 0.0
-    more = table.first
-    return both + table.first_total_s[rows], forward + more.forward_s[rows], more.weight_s[rows]
-
-
-def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(both passes, forward, weight gradients) of what the last stage has beyond its layers: the
-    head, and the layers of multi-token prediction.
-    """
-    edge, more = table.edge, table.last
-    both, forward, weight = edge.head_s[rows], edge.head_forward_s[rows], edge.head_weight_s[rows]
-    if more is None:
-        return both, forward, weight
-    both = both + table.last_total_s[rows]
-    return both, forward + more.forward_s[rows], weight + more.weight_s[rows]
-
-
-def schedule_seconds(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
-) -> StageSeconds:
-    """The seconds that the block's schedules need."""
-    stages = stage_seconds(table, rows, columns)
-    if (plans.schedule >= PLAIN).any():
-        stages = stages._replace(chunks=chunk_seconds(table, rows, plans))
-    two_ranks = np.flatnonzero((plans.schedule == INTERLEAVED) & (plans.pp == 2))
-    if len(two_ranks):
-        stages = _with_chunks(stages, table, rows, plans, columns, two_ranks)
-    return stages
-
-
-def _with_chunks(
-    stages: StageSeconds,
-    table: CostTable,
-    rows: IntArray,
-    plans: PlanBatch,
-    columns: Columns,
-    index: IntArray,
-) -> StageSeconds:
-    """The stages with the middle chunks of these interleaved plans on two ranks.
-
-    A chunk of the last rank without its head: the layout's layers, recomputed as that rank's are.
-    """
-    layout, vpp, rows = plans.layout[index], columns.vpp[index], rows[index]
-    last, again = columns.layers.last[index], columns.recomputed.last[index]
-    layers = np.ceil((last + ((layout == LOSS) | (layout == BOTH))) / vpp)
-    again = np.where(again >= last, layers, again / vpp)
-    forward_s = table.layer.forward_s[rows]
-    chunk, forward_chunk = np.zeros((2, len(plans)))
-    chunk[index] = layers * table.layer_total_s[rows] + again * forward_s
-    forward_chunk[index] = layers * forward_s
-    return stages._replace(chunk=chunk, forward_chunk=forward_chunk)
 
 
 def step_breakdown(

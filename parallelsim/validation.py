@@ -18,7 +18,7 @@ from parallelsim.catalog import framework_names, load_framework
 from parallelsim.errors import SpecError
 from parallelsim.measured_cases import Case, CaseBuilder
 from parallelsim.measurements import BadRow, RowError, Run, printable, read_tables
-from parallelsim.plan import PlanBatch
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import explain, reasons
 from parallelsim.scores import (
     FITS_BELOW,

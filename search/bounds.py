@@ -17,17 +17,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from parallelsim.costs import CostTable
-from parallelsim.memory import States
+from parallelsim.memory_states import States
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import GPIPE, INTERLEAVED, StageSeconds
-from parallelsim.plan import SCHEDULES, PlanBatch, code
+from parallelsim.plan import SCHEDULES, code
+from parallelsim.plan_batch import PlanBatch
+from parallelsim.stage_seconds import embedding_seconds, schedule_seconds
 from parallelsim.stages import Columns, chunk_layers
-from parallelsim.step import (
-    after_stages,
-    embedding_seconds,
-    schedule_seconds,
-    transfer_seconds,
-)
+from parallelsim.step import after_stages, transfer_seconds
 
 STATED_ERRORS: Mapping[str, float] = {
     "breadth-first": 0.015,

@@ -24,14 +24,17 @@ from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable
 from parallelsim.errors import NoFeasiblePlanError, PlanError
-from parallelsim.memory import States, peak_memory
+from parallelsim.memory import peak_memory
+from parallelsim.memory_states import States
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import StageSeconds
-from parallelsim.plan import PLAN_FIELDS, Plan, PlanBatch, code
+from parallelsim.plan import PLAN_FIELDS, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import RULES, broken_rules
 from parallelsim.simulate import Simulation, by_block
+from parallelsim.stage_seconds import embedding_seconds, head_seconds
 from parallelsim.stages import Columns
-from parallelsim.step import StepTail, after_stages, embedding_seconds, head_seconds
+from parallelsim.step import StepTail, after_stages
 
 MAX_CUTS = 12
 """Families that are cut: about ten milliseconds each."""

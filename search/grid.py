@@ -31,7 +31,7 @@ from parallelsim.search.space import SearchSpace
 from parallelsim.costs import CostTable
 from parallelsim.memory import lowest_memory
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan import PlanBatch
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import replayed
 from parallelsim.rules import RULES, broken_rules
 from parallelsim.simulate import (

@@ -16,12 +16,14 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Block, Layer
-from parallelsim.memory import States, activations, states
+from parallelsim.memory import activations
+from parallelsim.memory_states import States, states
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan, PlanBatch
+from parallelsim.plan import Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.simulate import DEFAULT_MEMORY_LIMIT
+from parallelsim.stage_seconds import head_seconds
 from parallelsim.stages import plan_columns
-from parallelsim.step import head_seconds
 
 
 def partition_problem(

@@ -13,7 +13,8 @@ from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable
 from parallelsim.operators import FloatArray
-from parallelsim.plan import PLAN_FIELDS, PlanBatch
+from parallelsim.plan import PLAN_FIELDS
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import num_operations, replayed
 from parallelsim.simulate import Simulation, simulate
 from parallelsim.timeline import Graph

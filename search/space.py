@@ -48,7 +48,8 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import CHOICES, IntArray, Plan, PlanBatch, code
+from parallelsim.plan import CHOICES, IntArray, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray, ModelFacts, model_facts
 from parallelsim.rule_stages import FULL, SELECTIVE
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import RECOMPUTE_MODULES, Plan, PlanBatch
+from parallelsim.plan import RECOMPUTE_MODULES, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import broken_rules
 
 

@@ -9,12 +9,14 @@ from parallelsim.search.grid import grid_search
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
-from parallelsim.costs import CostTable, layer_costs
+from parallelsim.costs import CostTable
 from parallelsim.exporters.megatron import export_megatron
+from parallelsim.layer_costs import layer_costs
 from parallelsim.layers import Block, Layer
 from parallelsim.model import ModelSpec
 from parallelsim.operators import OperatorKeys
-from parallelsim.plan import CP_COMM_TYPES, Plan, PlanBatch
+from parallelsim.plan import CP_COMM_TYPES, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import broken_rules, reasons
 from parallelsim.simulate import simulate
 from parallelsim.sublayers import work

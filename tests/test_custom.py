@@ -16,7 +16,8 @@ from parallelsim.expressions import MAX_CHARACTERS, Expression
 from parallelsim.huggingface import model_from_config
 from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan, PlanBatch
+from parallelsim.plan import Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.schemas_build import build_model
 from parallelsim.schemas_model import checked_model
 from parallelsim.simulate import simulate

@@ -14,7 +14,8 @@ from parallelsim.search.space import SearchSpace
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.costs import CostTable
-from parallelsim.plan import LAYOUTS, Plan, PlanBatch
+from parallelsim.plan import LAYOUTS, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import replayed
 from parallelsim.rules import broken_rules
 from parallelsim.simulate import by_block, simulate

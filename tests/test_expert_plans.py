@@ -14,7 +14,8 @@ from parallelsim.costs import CostTable
 from parallelsim.layers import MLP, Block, Layer
 from parallelsim.memory import lowest_memory
 from parallelsim.model import ModelSpec
-from parallelsim.plan import MOE_DISPATCHERS, Plan, PlanBatch, code
+from parallelsim.plan import MOE_DISPATCHERS, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import broken_rules
 from parallelsim.simulate import Simulation, screen, simulate
 from parallelsim.sublayers.experts import ROUTER_BYTES

@@ -11,16 +11,18 @@ from parallelsim.search.space import SearchSpace
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.collectives import Network
 from parallelsim.compute import gemm_rates, grouped_gemm_time, grouped_weight_gradient_time
-from parallelsim.costs import CostTable, LayerCosts
+from parallelsim.costs import CostTable
 from parallelsim.errors import PlanError
 from parallelsim.exporters.megatron_flags import VERSIONS, plan_refusals
 from parallelsim.exporters.megatron_flags import memory as memory_flags
+from parallelsim.layer_costs import LayerCosts
 from parallelsim.layers import MLP, Attention, Block, LatentAttention, Layer, MixtureOfExperts
 from parallelsim.measured_text import drops_tokens, stated_modules, stated_switches
 from parallelsim.measurements import Facts
 from parallelsim.model import ModelSpec
 from parallelsim.operators import GroupedGemm, OperatorKeys, distinct_copies
-from parallelsim.plan import CHOICES, RECOMPUTE_MODULES, Plan, PlanBatch, code
+from parallelsim.plan import CHOICES, RECOMPUTE_MODULES, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import explain
 from parallelsim.simulate import simulate
 from parallelsim.sublayers import Work, work

@@ -17,7 +17,8 @@ from parallelsim.costs import CostTable
 from parallelsim.errors import ExportError, PlanError
 from parallelsim.exporters.megatron import export_megatron
 from parallelsim.exporters.megatron_flags import VERSIONS, plan_refusals
-from parallelsim.plan import MAX_CHUNKS, Plan, PlanBatch
+from parallelsim.plan import MAX_CHUNKS, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import plan_replay, replayed
 from parallelsim.simulate import screen, simulate
 

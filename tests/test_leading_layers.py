@@ -18,7 +18,8 @@ from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cli import main
 from parallelsim.costs import CostTable
 from parallelsim.exporters.megatron import export_megatron
-from parallelsim.plan import Plan, PlanBatch
+from parallelsim.plan import Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import plan_replay, replayed
 from parallelsim.rules import broken_rules
 from parallelsim.simulate import by_block, memory_per_stage, simulate

@@ -22,10 +22,11 @@ from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.costs import CostTable
 from parallelsim.errors import NoFeasiblePlanError, PlanError
 from parallelsim.pipeline import pipeline_time
-from parallelsim.plan import Plan, PlanBatch
+from parallelsim.plan import Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.simulate import memory_per_stage
+from parallelsim.stage_seconds import stage_seconds as step_stage_seconds
 from parallelsim.stages import plan_columns
-from parallelsim.step import stage_seconds as step_stage_seconds
 from parallelsim.timeline import compile_graph, make_schedule, stage_costs, step_time
 
 LAYER_FIELDS = [f.name for f in fields(LayerItems)]

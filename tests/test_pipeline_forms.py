@@ -13,7 +13,8 @@ from parallelsim.search.space import SearchSpace
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.errors import PlanError
 from parallelsim.pipeline import in_flight_micro_batches
-from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, PlanBatch, code
+from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, code
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import plan_replay, replayed_step_time, schedule_time
 from parallelsim.rules import broken_rules, explain, reasons
 from parallelsim.schedule_ratios import schedule_ratios

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallelsim import compute, costs
+from parallelsim import compute, sublayer_seconds
 from parallelsim.validation import ScoredRow, validate
 
 ROOT = Path(__file__).parent.parent
@@ -116,8 +116,8 @@ def test_at_the_catalogues_value_the_predictions_are_the_catalogues(
 def test_numbers_of_the_equations_are_patched_where_they_are_used_and_restored() -> None:
     before = compute.STREAM_EFFICIENCY
     with patched({"parallelsim.compute:STREAM_EFFICIENCY": 0.5}):
-        assert compute.STREAM_EFFICIENCY == costs.STREAM_EFFICIENCY == 0.5
-    assert compute.STREAM_EFFICIENCY == costs.STREAM_EFFICIENCY == before
+        assert compute.STREAM_EFFICIENCY == sublayer_seconds.STREAM_EFFICIENCY == 0.5
+    assert compute.STREAM_EFFICIENCY == sublayer_seconds.STREAM_EFFICIENCY == before
 
 
 def test_fitted_runs_are_spread_over_the_rows_of_a_source() -> None:

@@ -16,7 +16,8 @@ from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import CHOICES, MAX_DEGREE, Plan, PlanBatch
+from parallelsim.plan import CHOICES, MAX_DEGREE, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import RULES, broken_rules, explain, reasons
 
 

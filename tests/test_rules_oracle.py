@@ -20,8 +20,8 @@ from parallelsim.plan import (
     RECOMPUTES,
     SCHEDULES,
     Plan,
-    PlanBatch,
 )
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import RULES, broken_rules, reasons
 
 SETTINGS = (

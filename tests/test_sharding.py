@@ -7,7 +7,8 @@ import pytest
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.lora import LoRA
-from parallelsim.plan import OPTIMIZERS, Plan, PlanBatch
+from parallelsim.plan import OPTIMIZERS, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import broken_rules, explain
 from parallelsim.sharded import added_time
 from parallelsim.simulate import Simulation, simulate

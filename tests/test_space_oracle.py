@@ -21,7 +21,8 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Attention
 from parallelsim.model import ModelSpec
-from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan, PlanBatch
+from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import replayed
 from parallelsim.rules import RULES, broken_rules, reasons
 from parallelsim.simulate import simulate

@@ -36,7 +36,8 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.huggingface import model_from_config
 from parallelsim.layers import Block
 from parallelsim.model import VOCAB_PADDING, ModelSpec
-from parallelsim.plan import CHOICES, PLAN_FIELDS, Cuts, Plan, PlanBatch
+from parallelsim.plan import CHOICES, PLAN_FIELDS, Cuts, Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import broken_rules
 
 CLUSTERS = (("hgx-h100", 256, "9.0"), ("dgx-a100-80gb", 192, "8.0"), ("hgx-b200", 128, "10.0"))

@@ -1,0 +1,247 @@
+"""What stays in memory between steps: parameters, gradients and optimizer, and who shares them.
+
+S of docs/equations.md M.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from parallelsim.costs import CostTable
+from parallelsim.framework import MemoryFacts
+from parallelsim.operators import IS_FP8, FloatArray, IntArray
+from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes
+from parallelsim.pipeline import PIPEDREAM_2BW
+from parallelsim.plan import PRECISIONS, code
+from parallelsim.plan_batch import PlanBatch
+from parallelsim.stages import Columns
+
+FP32 = code("grad_dtype", "fp32")
+
+MXFP8 = code("precision", "mxfp8")
+
+IS_FP32 = np.arange(len(PRECISIONS)) == code("precision", "fp32")
+
+
+class States(NamedTuple):
+    """Parameters of the edges and resident bytes for each parameter; shape [P]."""
+
+    layer_parameters: FloatArray
+    """Without routed experts."""
+    first_parameters: FloatArray
+    """Embedding, and the head where one stage holds both."""
+    last_parameters: FloatArray
+    """Output matrix and head where a last stage is apart, else 0."""
+    parameter_bytes: FloatArray
+    gradient_bytes: FloatArray
+    optimizer_bytes: FloatArray
+    gathered_bytes: FloatArray | float
+    """Parameters gathered at once with ZeRO 3."""
+    edge_optimizer_bytes: FloatArray | float
+    """Added for each parameter of embedding and head."""
+    experts: ExpertStates | None
+    """Where the model has routed experts."""
+    adapter_parameters: FloatArray | None
+    """Of a layer, where they alone are trained: the rest has no gradients nor optimizer."""
+
+
+class ExpertStates(NamedTuple):
+    """Of the routed experts, which other ranks hold copies of than of the rest; shape [P]."""
+
+    layer_parameters: FloatArray
+    first_parameters: FloatArray | float
+    """Of the first stage beyond those of its layers (fewer, where leading layers are dense)."""
+    last_parameters: FloatArray | float
+    """Of the last stage beyond those of its layers: multi-token prediction."""
+    replicas: FloatArray
+    """Ranks that hold the same experts: dp cp tp / (ep etp)."""
+    parameter_bytes: FloatArray
+    gradient_bytes: FloatArray
+    optimizer_bytes: FloatArray
+
+
+def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns) -> States:
+    """S of the module's equation: 2 + 4 + 12 bytes a parameter (fp32: 4 + 4 + 8), sharded by ZeRO.
+
+    A tied output matrix is one with the embedding where a single stage holds both, a copy
+    otherwise. Two copies of the model share the optimizer's shards; PipeDream-2BW keeps a second
+    version of the weights. Routed experts are sharded over the ranks that hold the same ones.
+    """
+    facts, edge, ends = table.framework.memory, table.edge, columns.ends
+    head, output = edge.head_parameters[rows], edge.output_parameters[rows]
+    if table.model.tied_embeddings:
+        output = output * (ends.head_first < 1)
+    last = head + output
+    layer_parameters = table.layer.parameters[rows]
+    frozen = table.model.lora is not None
+    resident = _state_bytes(facts, plans, columns.shards, ends.copies, frozen=frozen)
+    experts = None
+    if table.model.has_experts:
+        replicas = columns.shards * plans.tp / (plans.ep * plans.etp)
+        held = _state_bytes(facts, plans, replicas, ends.copies, frozen=frozen)
+        of_first, of_last = (
+            0.0 if more is None else more.expert_parameters[rows]
+            for more in (table.first, table.last)
+        )
+        experts = ExpertStates(
+            table.layer.expert_parameters[rows],
+            of_first + of_last * np.ceil(ends.head_first),
+            of_last * np.ceil(ends.head_last) + of_first * np.ceil(ends.embedding_last),
+            replicas,
+            *held,
+        )
+    first = edge.embedding_parameters[rows]
+    if table.first is not None:
+        first = first + table.first.parameters[rows]
+    if table.last is not None:
+        last = last + table.last.parameters[rows]
+    gathered: FloatArray | float = 0.0
+    if (plans.zero == 3).any():
+        at_once = layer_parameters if experts is None else layer_parameters + experts[0]
+        gathered = _alive_bytes(facts, plans, columns, at_once, first + last)
+    return States(
+        layer_parameters,
+        first + last * np.ceil(ends.head_first),
+        last * np.ceil(ends.head_last) + first * np.ceil(ends.embedding_last),
+        *resident,
+        gathered,
+        edge_optimizer_bytes(facts, plans, columns.shards, ends.copies),
+        experts,
+        table.layer.trainable_parameters[rows] if table.model.lora else None,
+    )
+
+
+def _alive_bytes(
+    facts: MemoryFacts,
+    plans: PlanBatch,
+    columns: Columns,
+    layer_parameters: FloatArray,
+    edge_parameters: FloatArray,
+) -> FloatArray:
+    """What ZeRO 3 holds of gathered parameters and of gradients not yet scattered.
+
+    w (g N_l + N_e) bytes: g layers (half of them gradients), or all layers where none is freed
+    after its forward pass; embedding and head N_e; 0 where one rank holds everything.
+    """
+    alive = np.full(len(plans), facts.param_gather_buffer)
+    stay = columns.layers.first + facts.param_gather_buffer / 2
+    alive = np.where(plans.reshard_after_forward > 0, alive, np.maximum(alive, stay))
+    width = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    held = width * (alive * layer_parameters + edge_parameters)
+    sharded = (plans.zero == 3) & (columns.shards > plans.dp_replicate)
+    return np.where(sharded, held, 0.0)
+
+
+def _state_bytes(
+    facts: MemoryFacts,
+    plans: PlanBatch,
+    shards: FloatArray,
+    copies: FloatArray | float,
+    *,
+    frozen: bool,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Resident bytes of a parameter, its gradient and its optimizer, sharded over ``shards``."""
+    parameter_bytes = _parameter_bytes(facts, frozen=frozen)[plans.precision]
+    in_fp8_alone = plans.fp8_param_gather != 0
+    if in_fp8_alone.any() and not frozen:
+        parameter_bytes = np.where(
+            in_fp8_alone, parameter_bytes - _spared_bytes(facts), parameter_bytes
+        )
+    stashes = plans.schedule == PIPEDREAM_2BW
+    if stashes.any():
+        parameter_bytes = np.where(stashes, 2 * parameter_bytes, parameter_bytes)
+    gradient_bytes = np.where(
+        plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
+    )
+    if (plans.zero >= 2).any():
+        shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
+        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0)
+        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0)
+    optimizer_bytes = _optimizer_bytes(facts)[plans.precision]
+    if plans.optimizer.any():
+        saved = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])
+        optimizer_bytes = optimizer_bytes - saved
+    optimizer_bytes = optimizer_bytes / np.where(plans.zero >= 1, shards * copies, 1.0)
+    return parameter_bytes, gradient_bytes, optimizer_bytes
+
+
+def _parameter_bytes(facts: MemoryFacts, *, frozen: bool) -> FloatArray:
+    """Resident bytes of a parameter by precision code: fp32, 16-bit, or 16-bit and cached fp8;
+    frozen ones that are cached in fp8 need no 16-bit copy.
+    """
+    beside = 0.0 if frozen and facts.fp8_weight_bytes else facts.param_bytes
+    with_fp8 = np.where(IS_FP8, beside + facts.fp8_weight_bytes, facts.param_bytes)
+    return np.where(IS_FP32, 2 * facts.param_bytes, with_fp8)
+
+
+def _spared_bytes(facts: MemoryFacts) -> float:
+    """Of a parameter that is kept in fp8 alone: the 16-bit copy, where fp8 ones stand beside it.
+
+    Neglects that embedding and output matrix stay in 16 bits: their two bytes are as many as those
+    of an fp8 weight with its transpose.
+    """
+    return min(facts.param_bytes, facts.fp8_weight_bytes)
+
+
+def _optimizer_bytes(facts: MemoryFacts) -> FloatArray:
+    """Bytes of the optimizer for a parameter by precision code; fp32 needs no master copy."""
+    return facts.optimizer_bytes + np.where(IS_FP32, 0.0, facts.master_bytes)
+
+
+def most_parameters(held: States, columns: Columns) -> FloatArray:
+    """Trained parameters of the rank that holds most, before sharding over data parallelism."""
+    if held.adapter_parameters is not None:
+        first, middle, last = columns.layers
+        most = np.maximum(np.maximum(first, last), middle)
+        return most * held.adapter_parameters * columns.ends.copies
+    each, layers = held.layer_parameters * columns.ends.copies, columns.layers
+    first = layers.first * each + held.first_parameters
+    last = layers.last * each + held.last_parameters
+    middle = layers.middle * each
+    return np.maximum(np.maximum(first, middle), last)
+
+
+def most_expert_parameters(experts: ExpertStates, columns: Columns) -> FloatArray:
+    """Trained parameters of routed experts on the rank that holds most of them."""
+    layers = columns.layers
+    each = experts.layer_parameters * columns.ends.copies
+    first = layers.first * each + experts.first_parameters
+    last = layers.last * each + experts.last_parameters
+    return np.maximum(np.maximum(first, last), layers.middle * each)
+
+
+def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -> FloatArray:
+    """Bytes of all parameters of the rank that holds most, in the format in which they are
+    gathered, shape [P].
+
+    16 bits (fp32: 32). Layers whose weights are kept in fp8 alone: one byte, the embedding and the
+    output matrix still two. mxfp8 is scaled along rows and along columns, so it gathers 16 bits and
+    quantizes them afterwards (Megatron-LM d98e8a64, core/distributed/param_and_grad_buffer.py
+    _post_param_sync with reuse_grad_buf_for_mxfp8_param_ag).
+    """
+    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    if not plans.fp8_param_gather.any():
+        return wide * most_parameters(held, columns)
+    narrow = gathered_width(plans)
+    in_bytes = held._replace(
+        layer_parameters=narrow * held.layer_parameters,
+        first_parameters=wide * held.first_parameters,
+        last_parameters=wide * held.last_parameters,
+    )
+    return most_parameters(in_bytes, columns)
+
+
+def gathered_expert_bytes(
+    experts: ExpertStates, plans: PlanBatch, columns: Columns
+) -> FloatArray:
+    """The same of routed experts."""
+    return gathered_width(plans) * most_expert_parameters(experts, columns)
+
+
+def gathered_width(plans: PlanBatch) -> FloatArray:
+    """Bytes in which a parameter of a layer is gathered."""
+    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    narrow = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
+    return np.where(narrow, 1.0, wide)

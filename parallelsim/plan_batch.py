@@ -1,0 +1,149 @@
+"""Many plans as a struct of arrays: :class:`PlanBatch`, the fields of a :class:`Plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parallelsim.plan import CHOICES, FIELD_TYPES, NO_CUTS, PLAN_FIELDS, Cuts, IntArray, Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanBatch:
+    """Plans as a struct of int64 arrays of one shape [P]; names are codes, switches are 0 or 1.
+
+    ``chunk_layers`` are positions in the batch's own table ``cuts``.
+    """
+
+    tp: IntArray
+    cp: IntArray
+    pp: IntArray
+    vpp: IntArray
+    dp: IntArray
+    ep: IntArray
+    etp: IntArray
+    micro_batch_size: IntArray
+    global_batch_size: IntArray
+    schedule: IntArray
+    layout: IntArray
+    first_stage_layers: IntArray
+    last_stage_layers: IntArray
+    chunk_layers: IntArray
+    sequence_parallel: IntArray
+    zero: IntArray
+    recompute: IntArray
+    recompute_num_layers: IntArray
+    recompute_modules: IntArray
+    precision: IntArray
+    grad_dtype: IntArray
+    cp_comm_type: IntArray
+    cp_a2a: IntArray
+    tp_comm_overlap: IntArray
+    overlap_grad_reduce: IntArray
+    overlap_param_gather: IntArray
+    cross_entropy_fusion: IntArray
+    cuda_graphs: IntArray
+    moe_dispatcher: IntArray
+    ep_comm_overlap: IntArray
+    fp8_param_gather: IntArray
+    dp_replicate: IntArray
+    reshard_after_forward: IntArray
+    compile: IntArray
+    optimizer: IntArray
+    activation_offload_pct: IntArray
+    cuts: Cuts = NO_CUTS
+
+    def __len__(self) -> int:
+        return int(self.tp.shape[0])
+
+    @property
+    def num_gpus(self) -> IntArray:
+        """Tp * cp * pp * dp, shape [P]."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @classmethod
+    def from_plans(cls, plans: Sequence[Plan]) -> PlanBatch:
+        """A batch of the given plans, in order."""
+        cuts = _table(plan.chunk_layers for plan in plans)
+        position = {cut: index for index, cut in enumerate(cuts)}
+        columns = {
+            name: [_code(name, getattr(p, name)) for p in plans]
+            for name in PLAN_FIELDS
+            if name != "chunk_layers"
+        }
+        columns["chunk_layers"] = [position[plan.chunk_layers] for plan in plans]
+        return cls(**{k: np.array(v, np.int64) for k, v in columns.items()}, cuts=cuts)
+
+    @classmethod
+    def from_columns(cls, num_plans: int, columns: Mapping[str, Any]) -> PlanBatch:
+        """A batch from arrays (or scalars) by field name; fields left out take the plan's defaults.
+
+        Scalars stay one number seen P times: such columns are read-only. No plan has layout free.
+        """
+        default = Plan()
+        filled = {
+            name: columns.get(name, 0 if name == "chunk_layers" else _code(name, plain))
+            for name in PLAN_FIELDS
+            for plain in (getattr(default, name),)
+        }
+        arrays: dict[str, Any] = {
+            k: np.broadcast_to(np.asarray(v, np.int64), (num_plans,)) for k, v in filled.items()
+        }
+        return cls(**arrays)
+
+    @classmethod
+    def concatenate(cls, batches: Iterable[PlanBatch]) -> PlanBatch:
+        """One batch of all plans, in order."""
+        parts = list(batches)
+        columns = {name: np.concatenate([getattr(b, name) for b in parts]) for name in PLAN_FIELDS}
+        cuts = parts[0].cuts
+        if any(batch.cuts != cuts for batch in parts):
+            cuts = _table(cut for batch in parts for cut in batch.cuts)
+            position = {cut: index for index, cut in enumerate(cuts)}
+            columns["chunk_layers"] = np.concatenate(
+                [np.array([position[cut] for cut in b.cuts])[b.chunk_layers] for b in parts]
+            )
+        return cls(**columns, cuts=cuts)
+
+    def take(self, index: Any) -> PlanBatch:
+        """The plans at ``index``: positions, a mask, or a slice.
+
+        A column that is one number seen P times stays one.
+        """
+        first = self.tp[index]
+        columns = {name: getattr(self, name) for name in PLAN_FIELDS}
+        return PlanBatch(
+            **{
+                name: np.broadcast_to(column[:1].reshape(-1), first.shape)
+                if column.strides == (0,) and len(column)
+                else column[index]
+                for name, column in columns.items()
+            },
+            cuts=self.cuts,
+        )
+
+    def plan(self, index: int) -> Plan:
+        """The plan at one position."""
+        values: dict[str, Any] = {}
+        for name, kind in FIELD_TYPES.items():
+            value = int(getattr(self, name)[index])
+            if kind is tuple:
+                values[name] = self.cuts[value]
+            else:
+                values[name] = CHOICES[name][value] if kind is str else kind(value)
+        return Plan(**values)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return (self.plan(i) for i in range(len(self)))
+
+
+def _table(cuts: Iterable[tuple[int, ...]]) -> Cuts:
+    """The distinct cuts in ascending order: a batch's codes sort as the cuts themselves do."""
+    return tuple(sorted({(), *cuts}))
+
+
+def _code(name: str, value: int | bool | str) -> int:
+    return CHOICES[name].index(value) if isinstance(value, str) else int(value)
