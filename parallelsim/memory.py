@@ -130,7 +130,6 @@ def stage_memory(
     """
     facts = table.framework.memory
     layers = stage.layers * columns.ends.copies
-    parameters = layers * held.layer_parameters + stage.edge_parameters
     in_flight = in_flight_micro_batches(
         plans.schedule, columns.pp, columns.vpp, stage.position, columns.num_micro_batches
     )
@@ -153,6 +152,30 @@ def stage_memory(
     loss = np.where(loss_peaks, loss, 0.0)
     dynamic = kept + loss + working
     fragmentation = facts.fragmentation * dynamic
+    resident, trained = _resident(held, stage, layers)
+    if facts.optimizer_step_bytes_per_param:
+        step = facts.optimizer_step_bytes_per_param * trained * (plans.zero == 1)
+        working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
+    return MemoryBreakdown(
+        parameters_bytes=resident[0] + held.gathered_bytes,
+        gradients_bytes=resident[1],
+        optimizer_bytes=resident[2],
+        activations_bytes=kept,
+        loss_bytes=loss,
+        working_bytes=working,
+        fragmentation_bytes=fragmentation,
+        constant_bytes=np.float64(facts.constant_bytes)
+        + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),
+    )
+
+
+def _resident(
+    held: States, stage: Stage, layers: FloatArray
+) -> tuple[tuple[FloatArray, FloatArray, FloatArray], FloatArray]:
+    """(bytes of parameters, gradients and optimizer; parameters that are trained) of a stage with
+    this many layers' weights.
+    """
+    parameters = layers * held.layer_parameters + stage.edge_parameters
     resident = (
         held.parameter_bytes * parameters,
         held.gradient_bytes * parameters,
@@ -169,21 +192,8 @@ def stage_memory(
     if held.adapter_parameters is not None:
         trained = layers * held.adapter_parameters
         resident = (resident[0], held.gradient_bytes * trained, held.optimizer_bytes * trained)
-        parameters = trained
-    if facts.optimizer_step_bytes_per_param:
-        step = facts.optimizer_step_bytes_per_param * parameters * (plans.zero == 1)
-        working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
-    return MemoryBreakdown(
-        parameters_bytes=resident[0] + held.gathered_bytes,
-        gradients_bytes=resident[1],
-        optimizer_bytes=resident[2],
-        activations_bytes=kept,
-        loss_bytes=loss,
-        working_bytes=working,
-        fragmentation_bytes=fragmentation,
-        constant_bytes=np.float64(facts.constant_bytes)
-        + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),
-    )
+        return resident, trained
+    return resident, parameters
 
 
 def _on_the_gpu(

@@ -184,10 +184,40 @@ def after_stages(
     num_gpus = columns.shards * plans.tp * pp
     pipeline = pipeline_time(stages, plans.schedule, pp, vpp, m)
     p2p = _transfers(table, rows, plans, columns)
+    reduce_s, gather_s, optimizer = _synchronized(
+        table, rows, plans, columns, held, pipeline.steady_s
+    )
+    dp = reduce_s + gather_s
+    offload = _offload(table, rows, plans, columns)
+    per_micro_batch = framework.host.micro_batch_s * m
+    busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch + offload
+    overlap = framework.overlap
+    fp8 = IS_FP8[plans.precision]
+    slope = np.where(fp8, overlap.straggler_per_doubling_fp8, overlap.straggler_per_doubling)
+    straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
+    overhead = per_micro_batch + framework.host.step_s
+    steady, bubble = pipeline.steady_s, pipeline.bubble_s
+    return StepTail(
+        steady, p2p, bubble, dp, optimizer, overhead, straggler, offload, gather_s
+    )
+
+
+def _synchronized(
+    table: CostTable,
+    rows: IntArray,
+    plans: PlanBatch,
+    columns: Columns,
+    held: States,
+    steady_s: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of (gradient reduction, parameter gathering, optimizer); routed experts, which other
+    ranks hold copies of, apart from the rest.
+    """
+    framework, m = table.framework, columns.num_micro_batches
+    pp, vpp = columns.pp, columns.vpp
     parameters = most_parameters(held, columns)
     holders = columns.shards * columns.ends.copies
     owners = shard_ranks(plans, holders)
-    fp8 = IS_FP8[plans.precision]
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
 
@@ -204,7 +234,7 @@ def after_stages(
             zero=plans.zero,
             overlap_grad_reduce=plans.overlap_grad_reduce,
             overlap_param_gather=plans.overlap_param_gather,
-            micro_batch_s=pipeline.steady_s / m,
+            micro_batch_s=steady_s / m,
             window=window,
             num_layers=np.maximum(np.maximum(*columns.layers[:2]), columns.layers.last),
         )
@@ -222,18 +252,7 @@ def after_stages(
         optimizer = optimizer + optimizer_time(table, of_experts, owners, plans)
     if (plans.zero >= 2).any():
         reduce_s, gather_s = _sharded(table, rows, plans, columns, held, (reduce_s, gather_s))
-    dp = reduce_s + gather_s
-    offload = _offload(table, rows, plans, columns)
-    per_micro_batch = framework.host.micro_batch_s * m
-    busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch + offload
-    overlap = framework.overlap
-    slope = np.where(fp8, overlap.straggler_per_doubling_fp8, overlap.straggler_per_doubling)
-    straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
-    overhead = per_micro_batch + framework.host.step_s
-    steady, bubble = pipeline.steady_s, pipeline.bubble_s
-    return StepTail(
-        steady, p2p, bubble, dp, optimizer, overhead, straggler, offload, gather_s
-    )
+    return reduce_s, gather_s, optimizer
 
 
 def _sharded(
