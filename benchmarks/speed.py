@@ -33,7 +33,7 @@ from parallelsim import (
 )
 from parallelsim.costs import CostTable
 from parallelsim.replay import num_operations, replayed
-from parallelsim.rules import broken_rules
+from parallelsim.rules import obeys_rules
 from parallelsim.simulate import by_block, screen, screen_time, simulate
 
 NUM_PLANS = 400_000
@@ -82,7 +82,7 @@ def reference_seconds() -> float:
 def feasible_plans(space: SearchSpace, count: int) -> PlanBatch:
     """Plans drawn at random (with repetition) from those of the space that break no rule."""
     blocks = [
-        block.take(broken_rules(space.model, space.cluster, space.framework, block) == 0)
+        block.take(obeys_rules(space.model, space.cluster, space.framework, block))
         for block in space.blocks()
     ]
     plans = PlanBatch.concatenate(blocks)

@@ -55,7 +55,7 @@ def compare(
             the rules that it breaks where left out.
     """
     if cannot_run is None:
-        cannot_run = [reasons(int(mask)) for mask in np.asarray(simulation.reasons)]
+        cannot_run = [reasons(mask) for mask in simulation.reasons]
     names = tuple(ranks) if ranks is not None else tuple(range(1, len(simulation.plans) + 1))
     time = {
         field.name: _floats(getattr(simulation.time, field.name))

@@ -205,7 +205,7 @@ def replayed(
     table = table or CostTable(simulation.model, simulation.cluster, simulation.framework, plans)
     time = {f.name: getattr(simulation.time, f.name).copy() for f in fields(StepBreakdown)}
     done = np.zeros(len(plans), np.bool_)
-    usable = (simulation.reasons == 0) & np.isfinite(simulation.step_time_s)
+    usable = simulation.obeys_rules & np.isfinite(simulation.step_time_s)
     for index in same_schedules(plans, np.flatnonzero(usable)):
         some = plans.take(index)
         if some.pp[0] == 1:

@@ -21,7 +21,7 @@ from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan import PRECISIONS, Plan
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.rules import broken_rules, reasons
+from parallelsim.rules import MASK_BYTES, ByteArray, broken_rules, reasons
 from parallelsim.stages import Columns, free_stages, plan_columns
 from parallelsim.step import StepBreakdown, step_breakdown, step_time
 from parallelsim.uncertainty import fits_probability, interval_factor, regime_of
@@ -86,8 +86,8 @@ class Simulation:
     p_fits: FloatArray
     zone: IntArray
     """Codes into ``ZONES``."""
-    reasons: IntArray
-    """Bit i set: rule ``rules.RULES[i]`` is broken."""
+    reasons: ByteArray
+    """Masks of the rules that plans break: ``rules.broken_rules``; shape [P, ``MASK_BYTES``]."""
     memory_limit: float
     replayed: BoolArray
     """The pipeline is replayed operation by operation (:mod:`parallelsim.replay`) or needs not be,
@@ -97,9 +97,14 @@ class Simulation:
         return len(self.plans)
 
     @property
+    def obeys_rules(self) -> BoolArray:
+        """No rule broken; shape [P]."""
+        return np.asarray(~self.reasons.any(axis=1))
+
+    @property
     def feasible(self) -> BoolArray:
         """No rule broken, and not out of memory; shape [P]."""
-        return np.asarray((self.reasons == 0) & (self.zone < ZONES.index("out")))
+        return np.asarray(self.obeys_rules & (self.zone < ZONES.index("out")))
 
     @property
     def regime(self) -> str:
@@ -182,7 +187,7 @@ class Simulation:
         row["regime"] = self.regime
         row["replayed"] = bool(self.replayed[index])
         row["feasible"] = bool(self.feasible[index])
-        row["reasons"] = reasons(int(self.reasons[index]))
+        row["reasons"] = reasons(self.reasons[index])
         row["zone"] = ZONES[int(self.zone[index])]
         row["p_fits"] = float(self.p_fits[index])
         row["memory_use_frac"] = float(self.memory_use_frac[index])
@@ -306,8 +311,9 @@ class _Outputs:
         self.time = {f.name: np.empty(size) for f in fields(StepBreakdown)}
         self.memory = {f.name: np.empty(size) for f in fields(MemoryBreakdown)}
         self.columns: dict[str, Any] = {name: np.empty(size) for name in FIGURES}
-        for name in ("fullest_stage", "zone", "reasons"):
+        for name in ("fullest_stage", "zone"):
             self.columns[name] = np.empty(size, np.int64)
+        self.columns["reasons"] = np.empty((size, MASK_BYTES), np.uint8)
 
     def fill(self, part: slice, block: PlanBatch) -> None:
         """Compute one block."""

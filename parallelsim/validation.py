@@ -19,7 +19,7 @@ from parallelsim.errors import SpecError
 from parallelsim.measured_cases import Case, CaseBuilder
 from parallelsim.measurements import BadRow, RowError, Run, printable, read_tables
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.rules import explain, reasons
+from parallelsim.rules import ByteArray, explain, reasons
 from parallelsim.scores import (
     FITS_BELOW,
     SMALLEST_SET,
@@ -277,7 +277,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
                     float(simulation.step_time_s[position]),
                     float(simulation.peak_memory_bytes[position]),
                     use,
-                    int(simulation.reasons[position]),
+                    simulation.reasons[position],
                     float(exposed[position]),
                 )
         pending = again
@@ -296,7 +296,7 @@ def _heavier(case: Case) -> Case:
 
 
 def _row(
-    case: Case, step_time_s: float, peak: float, use: float, broken: int, exposed: float
+    case: Case, step_time_s: float, peak: float, use: float, broken: ByteArray, exposed: float
 ) -> ScoredRow:
     run = case.run
     names = [name for name in reasons(broken) if name not in LAYOUT_RULES]

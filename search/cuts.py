@@ -30,7 +30,7 @@ from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import StageSeconds
 from parallelsim.plan import PLAN_FIELDS, Plan, code
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.rules import RULES, broken_rules
+from parallelsim.rules import RULES, obeys_rules
 from parallelsim.simulate import Simulation, by_block
 from parallelsim.stage_seconds import embedding_seconds, head_seconds
 from parallelsim.stages import Columns
@@ -51,7 +51,8 @@ OF_FAMILY = tuple(
     name for name in PLAN_FIELDS if name not in (*OF_CUT, "recompute", "recompute_num_layers")
 )
 WITHOUT_CHUNKS = tuple(name for name in OF_FAMILY if name not in ("vpp", "schedule"))
-LACKS_LIST = sum(1 << bit for bit, rule in enumerate(RULES) if rule.name == "chunk-layers-fit")
+BEFORE_CUT = tuple(rule for rule in RULES if rule.name != "chunk-layers-fit")
+"""Rules that can be asked before the layers are cut."""
 
 BoolArray = NDArray[np.bool_]
 Family = tuple[int, ...]
@@ -117,7 +118,7 @@ def find_cuts(
             families.append(_with_stagings(space, pp, unstaged.take(least < below_s)))
     plans = PlanBatch.concatenate([none, *families])
     inputs = (space.model, space.cluster, space.framework)
-    plans = plans.take(broken_rules(*inputs, plans) & ~LACKS_LIST == 0)
+    plans = plans.take(obeys_rules(*inputs, plans, BEFORE_CUT))
     limit = SPARE_MEMORY * memory_limit * float(space.cluster.accelerator.memory_bytes)
     plans, estimate = _estimated(space, table, plans, below_s, limit)
     best = np.array([known.get(family(plans, i), np.inf) for i in range(len(plans))])
@@ -188,7 +189,7 @@ def _estimated(
     chosen(depth <= most)
     inputs = (space.model, space.cluster, space.framework)
     listed = replace(_recomputing(plans, depth), layout=np.full(len(plans), FREE))
-    chosen(broken_rules(*inputs, listed) & ~LACKS_LIST == 0)
+    chosen(obeys_rules(*inputs, listed, BEFORE_CUT))
     estimate = by_block(table, _recomputing(plans, depth), balanced_step_time)[0]
     below = estimate < below_s
     return plans.take(below), estimate[below]

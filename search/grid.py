@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,8 @@ from parallelsim.memory import lowest_memory
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import replayed
-from parallelsim.rules import RULES, broken_rules
+from parallelsim.rule_context import Rule
+from parallelsim.rules import RULES, each_rule
 from parallelsim.simulate import (
     DEFAULT_MEMORY_LIMIT,
     TIGHT_LIMIT,
@@ -45,8 +46,9 @@ from parallelsim.simulate import (
 
 BoolArray = NDArray[np.bool_]
 
-UNSTAGED_RULES = sum(1 << bit for bit, rule in enumerate(RULES) if not rule.reads_staging)
-"""Bits of the rules that do not depend on layout, virtual stages, schedule and recompute."""
+STAGING_RULES = tuple(rule for rule in RULES if rule.reads_staging)
+UNSTAGED_RULES = tuple(rule for rule in RULES if not rule.reads_staging)
+"""Those that do not depend on layout, virtual stages, schedule and recompute."""
 SPARE = 8
 """Plans kept for each wanted one: equivalent plans become one row only after the full
 simulation.
@@ -143,7 +145,7 @@ def _replay_and_cut(scan: _Scan, top_k: int) -> _Refined:
         known = best_of_families(ranked.replayed)
         found = find_cuts(space, table, scan.unstaged, known, last, scan.memory_limit)
         cut = replays.run(found.plans)
-        cut = best_cuts(cut.take((cut.reasons == 0) & (cut.zone == 0)))
+        cut = best_cuts(cut.take(cut.obeys_rules & (cut.zone == 0)))
         safe = ranking(Simulation.concatenate([safe, cut]), top_k)
         gains = tuple(_gain(safe, i, known, last) for i in range(len(safe)))
     best = float(safe.step_time_s[0]) if len(safe) else math.inf
@@ -244,9 +246,7 @@ class _Scan:
         """
         space = self.space
         rows, stagings = space.unstaged(pp), space.num_stagings(pp)
-        broken = broken_rules(space.model, space.cluster, space.framework, rows) & UNSTAGED_RULES
-        self._count_broken(broken, stagings)
-        valid = broken == 0
+        valid = self._valid(rows, UNSTAGED_RULES, stagings)
         fits = np.zeros(len(rows), bool)
         fits[valid] = lowest_memory(table, rows.take(valid)) <= self.byte_limit
         self.reasons[OUT_OF_MEMORY] += int(stagings[valid & ~fits].sum())
@@ -263,24 +263,24 @@ class _Scan:
         least = by_block(self.table, rows, least_balanced_step_time)[0]
         return np.asarray(least * (1 - RELATIVE) > self.safe.score[-1])
 
-    def _count_broken(self, broken: IntArray, times: IntArray) -> None:
-        """Account for broken rules; each mask stands for so many plans (or ``times`` is one
-        number).
+    def _valid(
+        self, plans: PlanBatch, rules: Sequence[Rule], times: IntArray | None = None
+    ) -> BoolArray:
+        """Which obey the rules; those that do not are accounted for, each ``times`` (once where
+        None).
         """
-        rejected = broken != 0
-        masks, each = broken[rejected], np.broadcast_to(times, broken.shape)[rejected]
-        for bit, rule in enumerate(RULES):
-            count = int(each[masks >> bit & 1 != 0].sum())
-            if count:
-                self.reasons[rule.name] += count
+        space, valid = self.space, np.ones(len(plans), np.bool_)
+        for rule, broken in each_rule(space.model, space.cluster, space.framework, plans, rules):
+            if broken.any():
+                count = np.count_nonzero(broken) if times is None else times[broken].sum()
+                self.reasons[rule.name] += int(count)
+                valid &= ~broken
+        return valid
 
     def _examine(self, table: CostTable, block: PlanBatch, timed: bool) -> None:
         """Account for a block; ``timed``: its plans may be among those kept."""
-        space = self.space
         self.num_candidates += len(block)
-        broken = broken_rules(space.model, space.cluster, space.framework, block)
-        self._count_broken(broken, np.ones(1, np.int64))
-        plans = block.take(broken == 0)
+        plans = block.take(self._valid(block, STAGING_RULES))
         if len(plans) == 0:
             return
         peak = screen_memory(table, plans)

@@ -8,7 +8,7 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import RECOMPUTE_MODULES, Plan
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.rules import broken_rules
+from parallelsim.rules import obeys_rules
 
 
 def random_cut(num_layers: int, num_chunks: int, rng: random.Random) -> tuple[int, ...]:
@@ -80,8 +80,8 @@ def valid_plans(
     found: dict[Plan, None] = {}
     for _ in range(60):
         candidates = [random_plan(model, cluster.num_gpus, rng) for _ in range(400)]
-        masks = broken_rules(model, cluster, framework, PlanBatch.from_plans(candidates))
-        found |= dict.fromkeys(p for p, mask in zip(candidates, masks, strict=True) if mask == 0)
+        obeys = obeys_rules(model, cluster, framework, PlanBatch.from_plans(candidates))
+        found |= dict.fromkeys(p for p, good in zip(candidates, obeys, strict=True) if good)
         if len(found) >= count:
             yield from list(found)[:count]
             return

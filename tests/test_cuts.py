@@ -17,7 +17,7 @@ from parallelsim.costs import CostTable
 from parallelsim.plan import LAYOUTS, Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import replayed
-from parallelsim.rules import broken_rules
+from parallelsim.rules import obeys_rules
 from parallelsim.simulate import by_block, simulate
 
 MEGATRON = load_framework("megatron-core")
@@ -33,7 +33,7 @@ def space_of(name: str, num_gpus: int, batch: int, **options: object) -> SearchS
 def some_plans(space: SearchSpace, count: int) -> PlanBatch:
     """Plans of the space that obey the rules, drawn at random."""
     inputs = (space.model, space.cluster, space.framework)
-    blocks = [block.take(broken_rules(*inputs, block) == 0) for block in space.blocks()]
+    blocks = [block.take(obeys_rules(*inputs, block)) for block in space.blocks()]
     plans = PlanBatch.concatenate(blocks)
     return plans.take(np.random.default_rng(0).permutation(len(plans))[:count])
 

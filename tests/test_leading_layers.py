@@ -21,7 +21,7 @@ from parallelsim.exporters.megatron import export_megatron
 from parallelsim.plan import Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import plan_replay, replayed
-from parallelsim.rules import broken_rules
+from parallelsim.rules import obeys_rules
 from parallelsim.simulate import by_block, memory_per_stage, simulate
 
 MEGATRON = load_framework("megatron-core")
@@ -88,7 +88,7 @@ def test_no_replay_is_below_its_bounds(num_gpus: int, batch: int) -> None:
     space = SearchSpace(DEEPSEEK, cluster, MEGATRON, batch, fixed={"tp": 1, "micro_batch_size": 1})
     blocks = (block.take(slice(None, None, 7)) for block in space.blocks())
     inputs = (DEEPSEEK, cluster, MEGATRON)
-    plans = PlanBatch.concatenate([b.take(broken_rules(*inputs, b) == 0) for b in blocks])
+    plans = PlanBatch.concatenate([b.take(obeys_rules(*inputs, b)) for b in blocks])
     plans = plans.take(np.random.default_rng(0).permutation(len(plans)))
     beyond = DEEPSEEK.num_layers // (plans.pp * plans.vpp) < DEEPSEEK.num_leading_layers
     chosen = [np.flatnonzero(kind)[:150] for kind in (beyond, ~beyond)]

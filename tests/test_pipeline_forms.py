@@ -128,7 +128,7 @@ def test_rules_of_schedules_are_those_of_the_generators() -> None:
         pp, vpp, m = rng.randint(2, 9), rng.randint(1, 5), rng.randint(1, 20)
         plan = Plan(pp=pp, vpp=vpp, schedule=name, global_batch_size=m)
         mask = broken_rules(LLAMA, CLUSTER, MEGATRON, PlanBatch.from_plans([plan]))
-        broken = set(reasons(int(mask[0]))) & of_schedules
+        broken = set(reasons(mask[0])) & of_schedules
         wanted = GENERATORS[name].broken_rule(Size(pp, vpp, m))
         assert bool(broken) == (wanted is not None), (plan, broken, wanted)
         seen |= broken

@@ -18,7 +18,7 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CHOICES, MAX_DEGREE, Plan
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.rules import RULES, broken_rules, explain, reasons
+from parallelsim.rules import MASK_BYTES, RULES, broken_rules, explain, obeys_rules, reasons
 
 
 def broken(
@@ -27,7 +27,7 @@ def broken(
     model: ModelSpec = LLAMA,
     cluster: ClusterSpec = CLUSTER,
 ) -> list[str]:
-    return reasons(int(broken_rules(model, cluster, framework, PlanBatch.from_plans([plan]))[0]))
+    return reasons(broken_rules(model, cluster, framework, PlanBatch.from_plans([plan]))[0])
 
 
 def test_a_good_plan_breaks_no_rule():
@@ -39,7 +39,6 @@ def test_every_rule_has_a_case_and_a_unique_name():
     names = [rule.name for rule in RULES]
     assert [name for name in names if name not in OF_ALL_PLANS] == list(CASES)
     assert len(set(names)) == len(names)
-    assert len(RULES) <= 63
 
 
 def test_framework_too_new_for_the_accelerator_refuses_every_plan():
@@ -153,13 +152,13 @@ def test_stage_layers_need_the_layout_that_names_them():
 def test_recompute_layers_in_a_batch_without_full_are_refused():
     batch = PlanBatch.from_columns(1, {"recompute_num_layers": 1})
     mask = broken_rules(LLAMA, CLUSTER, MEGATRON, batch)
-    assert "recompute-within-stage" in reasons(int(mask[0]))
+    assert "recompute-within-stage" in reasons(mask[0])
 
 
 def test_no_plans_give_no_masks():
     mask = broken_rules(LLAMA, CLUSTER, MEGATRON, PlanBatch.from_plans([]))
-    assert mask.shape == (0,)
-    assert mask.dtype == np.int64
+    assert mask.shape == (0, MASK_BYTES)
+    assert mask.dtype == np.uint8
 
 
 def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:
@@ -231,12 +230,14 @@ def random_batch(number: int, seed: int, num_gpus: int) -> PlanBatch:
 def test_masks_agree_with_the_rules_written_one_plan_at_a_time(model, framework, seed):
     batch = random_batch(5000, seed, CLUSTER.num_gpus)
     masks = broken_rules(model, CLUSTER, framework, batch)
-    assert (masks == 0).any() or framework is BARE
+    obeys = obeys_rules(model, CLUSTER, framework, batch)
+    assert obeys.any() or framework is BARE
+    assert (obeys == ~masks.any(axis=1)).all()
     # Where the stages themselves are refused, how many layers they hold is no question.
     unclear = {"first-last-fits", "layers-divide-by-stages", "layout-needs-stages"}
     for plan, mask in zip(batch, masks, strict=True):
         expected = oracle_rules.broken(model, CLUSTER, framework, plan)
-        found = set(reasons(int(mask)))
+        found = set(reasons(mask))
         ignored = {"recompute-within-stage"} if expected & unclear else set()
         assert found - ignored == expected - ignored, plan
 
@@ -248,7 +249,7 @@ def test_a_batch_equals_its_plans_one_by_one():
         broken_rules(LLAMA, CLUSTER, MEGATRON, batch.take(slice(i, i + 1)))[0]
         for i in range(len(batch))
     ]
-    assert masks.tolist() == single
+    assert (masks == np.array(single)).all()
 
 
 def plan_values(field_name: str, kind: str) -> st.SearchStrategy[object]:
@@ -273,9 +274,9 @@ def test_absurd_plans_are_answered_without_overflow_or_division_by_zero(plans):
     with np.errstate(all="raise"):
         masks = broken_rules(LLAMA, CLUSTER, MEGATRON, PlanBatch.from_plans(plans))
         for plan, mask in zip(plans, masks, strict=True):
-            assert len(explain(LLAMA, CLUSTER, MEGATRON, plan)) == len(reasons(int(mask)))
+            assert len(explain(LLAMA, CLUSTER, MEGATRON, plan)) == len(reasons(mask))
             is_exact = plan.num_gpus == CLUSTER.num_gpus
-            assert ("uses-all-gpus" in reasons(int(mask))) is not is_exact
+            assert ("uses-all-gpus" in reasons(mask)) is not is_exact
 
 
 def test_products_of_absurd_degrees_do_not_wrap_to_the_right_number():
@@ -290,4 +291,4 @@ def test_fields_of_zero_are_answered():
     names = ("tp", "cp", "pp", "vpp", "dp", "micro_batch_size", "global_batch_size")
     batch = PlanBatch.from_columns(2, {name: 0 for name in names} | {"schedule": [1, 2]})
     with np.errstate(all="raise"):
-        assert (broken_rules(LLAMA, CLUSTER, MEGATRON, batch) != 0).all()
+        assert not obeys_rules(LLAMA, CLUSTER, MEGATRON, batch).any()

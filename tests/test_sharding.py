@@ -9,7 +9,7 @@ from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.lora import LoRA
 from parallelsim.plan import OPTIMIZERS, Plan
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.rules import broken_rules, explain
+from parallelsim.rules import explain, obeys_rules
 from parallelsim.sharded import added_time
 from parallelsim.simulate import Simulation, simulate
 
@@ -23,7 +23,7 @@ def of(
     cluster = load_cluster("hgx-h100", num_gpus=gpus)
     known = load_framework(framework)
     batch = PlanBatch.from_plans(plans)
-    assert not broken_rules(load_model(model), cluster, known, batch).any()
+    assert obeys_rules(load_model(model), cluster, known, batch).all()
     return simulate(load_model(model), cluster, known, batch)
 
 

@@ -24,7 +24,7 @@ from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import replayed
-from parallelsim.rules import RULES, broken_rules, reasons
+from parallelsim.rules import RULES, each_rule, obeys_rules
 from parallelsim.simulate import simulate
 
 Staging = dict[str, int | str]
@@ -247,7 +247,7 @@ def _space(
 def _valid(space: SearchSpace) -> PlanBatch:
     """What the space yields, less what the rules refuse."""
     inputs = (space.model, space.cluster, space.framework)
-    blocks = [block.take(broken_rules(*inputs, block) == 0) for block in space.blocks()]
+    blocks = [block.take(obeys_rules(*inputs, block)) for block in space.blocks()]
     return PlanBatch.concatenate(blocks)
 
 
@@ -364,10 +364,9 @@ def _rejections(space: SearchSpace) -> Counter[str]:
     """Candidates that break each rule."""
     counts: Counter[str] = Counter()
     for block in space.blocks():
-        masks = broken_rules(space.model, space.cluster, space.framework, block)
-        for mask, count in zip(*np.unique(masks, return_counts=True), strict=True):
-            counts.update(dict.fromkeys(reasons(int(mask)), int(count)))
-    return counts
+        for rule, refused in each_rule(space.model, space.cluster, space.framework, block):
+            counts[rule.name] += int(refused.sum())
+    return +counts
 
 
 @each_space

@@ -38,7 +38,7 @@ from parallelsim.layers import Block
 from parallelsim.model import VOCAB_PADDING, ModelSpec
 from parallelsim.plan import CHOICES, PLAN_FIELDS, Cuts, Plan
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.rules import broken_rules
+from parallelsim.rules import obeys_rules
 
 CLUSTERS = (("hgx-h100", 256, "9.0"), ("dgx-a100-80gb", 192, "8.0"), ("hgx-b200", 128, "10.0"))
 NUM_DRAWS = 200_000
@@ -175,7 +175,7 @@ def covering_plans(
 ) -> list[Plan]:
     """Valid plans that Megatron-LM runs, each chosen for what those before it do not have."""
     plans = draw(model, cluster, np.random.default_rng(seed))
-    valid = plans.take(np.flatnonzero(broken_rules(model, cluster, framework, plans) == 0)[:1500])
+    valid = plans.take(np.flatnonzero(obeys_rules(model, cluster, framework, plans))[:1500])
     left = [plan for plan in valid if not refusals(model, plan, version)]
     left = [p for p in left if not (p.ep_comm_overlap and p.precision == "fp32")]
     chosen: list[Plan] = []
