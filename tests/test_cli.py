@@ -86,7 +86,8 @@ def test_colour_only_on_a_terminal_and_never_with_no_color(
     import pty
 
     reader, writer = pty.openpty()
-    settings = {"TERM": "xterm-256color", "COLUMNS": "80", "PATH": "", **environment}
+    ours = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    settings = ours | {"TERM": "xterm-256color", "COLUMNS": "80"} | environment
     command = [sys.executable, "-m", "parallelsim", "plan", *SMALL, "--top", "2"]
     done = subprocess.run(
         command, stdout=writer, stderr=subprocess.PIPE, env=settings, check=False, timeout=60
