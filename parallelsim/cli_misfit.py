@@ -40,7 +40,7 @@ def explain_misfit(
     from parallelsim.report import plans as report
     from parallelsim.report.tables import paragraph
 
-    if result.partial:
+    if result.stopped == "interrupted":
         click.echo("note: interrupted before a safe plan was found", err=True)
         return EXIT_INTERRUPTED
     click.echo(inputs.header(search.memory_limit), err=True)
@@ -57,6 +57,11 @@ def explain_misfit(
         raise NoFeasiblePlanError(f"no plan for {where}: {_contradiction(inputs, search)}")
     if refused := _refused_whatever_the_plan(inputs, result):
         raise NoFeasiblePlanError(f"no plan for {where}: {refused}")
+    if not result.exhaustive:
+        raise NoFeasiblePlanError(
+            f"no feasible plan for {where} among the {result.num_evaluated:,} tried of "
+            f"{result.num_candidates:,}; try more with --budget, or all with --searcher grid"
+        )
     _print_rescues(inputs, search, result)
     raise NoFeasiblePlanError(
         f"no feasible plan for {where}: none of {result.num_candidates:,} candidates obeys "

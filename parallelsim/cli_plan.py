@@ -99,7 +99,7 @@ def plan(
         click.echo(text, nl=False)
     else:
         _print_plans(inputs, search, result, output, all_variants)
-    return EXIT_INTERRUPTED if result.partial else 0
+    return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
 
 
 def _export_target(export: str | None) -> tuple[str | None, str | None]:
@@ -165,7 +165,7 @@ def _print_plans(
         click.echo(paragraph(line))
     click.echo(paragraph(report.counts(result)))
     if result.partial:
-        click.echo("note: interrupted, so the ranking is partial", err=True)
+        click.echo(f"note: {result.stopped}, so the ranking is partial", err=True)
     _print_next_steps(inputs, output)
 
 

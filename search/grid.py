@@ -7,10 +7,10 @@ the ranking is replayed (:mod:`parallelsim.search.refine`).
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from parallelsim.search.cuts import (
 )
 from parallelsim.search.refine import Replays, order, ranking
 from parallelsim.search.result import OUT_OF_MEMORY, SearchResult
+from parallelsim.search.searcher import BUDGET, INTERRUPTED, Meter, Request, Searcher, Stopped
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable
@@ -58,52 +59,63 @@ MOST_KEPT = 20_000
 proven."""
 
 
+class GridSearcher(Searcher):
+    """Screens every plan with a bound below its replay; those whose bound could enter the ranking
+    are replayed, and ranked by that. Plans that may gain by it have their layers cut into stages by
+    dynamic programming (:mod:`parallelsim.search.cuts`). The seed has no effect.
+    """
+
+    name: ClassVar[str] = "grid"
+
+    def search(self, space: SearchSpace, request: Request) -> SearchResult:
+        """The fastest safe plans of the space, and the tight ones that beat them."""
+        meter, memory_limit = Meter(request), request.memory_limit
+        keep = SPARE * request.top_k + 64
+        while True:
+            scan = _Scan(space, keep, memory_limit, meter)
+            scan.run()
+            refined = _refined(scan, request.top_k)
+            if refined.proven or scan.stopped or keep >= MOST_KEPT or not scan.truncated:
+                break
+            keep *= SPARE
+        nearest = scan.nearest.plans
+        if len(nearest) == 0 and not scan.stopped:
+            # The lower bound on memory spared every plan's own figure: look again without a limit.
+            unlimited = _Scan(space, 1, math.inf, meter)
+            unlimited.run()
+            nearest = unlimited.nearest.plans
+        return SearchResult(
+            plans=refined.safe,
+            faster_but_tight=refined.tight,
+            nearest_miss=replayed(
+                simulate(space.model, space.cluster, space.framework, nearest, memory_limit)
+            ),
+            num_candidates=scan.num_candidates,
+            num_feasible=scan.num_safe,
+            num_tight=scan.num_tight,
+            reasons={name: n for name, n in scan.reasons.most_common() if n},
+            proven=refined.proven and not scan.stopped and scan.num_candidates > 0,
+            stopped=scan.stopped,
+            exhaustive=not scan.stopped,
+            num_evaluated=meter.num_evaluated,
+            elapsed_s=meter.elapsed_s,
+            searcher=self.name,
+            num_replayed=refined.num_replayed,
+            num_cut=refined.num_cut,
+            num_uncut=refined.num_uncut,
+            cut_gain_frac=refined.gains,
+        )
+
+
 def grid_search(
     space: SearchSpace, top_k: int = 10, memory_limit: float = DEFAULT_MEMORY_LIMIT
 ) -> SearchResult:
-    """The ``top_k`` fastest safe plans of the space, and the tight ones that beat them.
-
-    Every plan is screened with a bound below its replay; those whose bound could enter the ranking
-    are replayed, and ranked by that. Plans that may gain by it have their layers cut into stages by
-    dynamic programming (:mod:`parallelsim.search.cuts`).
+    """The ``top_k`` fastest safe plans of the space, proved where it can be, and the tight ones
+    that beat them: :class:`GridSearcher` without budget or time-out.
 
     Ctrl-C ends the search early: the result is then ``partial`` and holds the best so far.
     """
-    started = time.perf_counter()
-    keep = SPARE * top_k + 64
-    while True:
-        scan = _Scan(space, keep, memory_limit)
-        scan.run()
-        refined = _refined(scan, top_k)
-        if refined.proven or scan.interrupted or keep >= MOST_KEPT or not scan.truncated:
-            break
-        keep *= SPARE
-    nearest = scan.nearest.plans
-    if len(nearest) == 0 and not scan.interrupted:
-        # The lower bound on memory spared every plan's own figure: look again without a limit.
-        unlimited = _Scan(space, 1, math.inf)
-        unlimited.run()
-        nearest = unlimited.nearest.plans
-    plans = refined.safe
-    return SearchResult(
-        plans=plans,
-        faster_but_tight=refined.tight,
-        nearest_miss=replayed(
-            simulate(space.model, space.cluster, space.framework, nearest, memory_limit)
-        ),
-        num_candidates=scan.num_candidates,
-        num_feasible=scan.num_safe,
-        num_tight=scan.num_tight,
-        reasons={name: n for name, n in scan.reasons.most_common() if n},
-        proven=refined.proven and not scan.interrupted and scan.num_candidates > 0,
-        partial=scan.interrupted,
-        elapsed_s=time.perf_counter() - started,
-        searcher="grid",
-        num_replayed=refined.num_replayed,
-        num_cut=refined.num_cut,
-        num_uncut=refined.num_uncut,
-        cut_gain_frac=refined.gains,
-    )
+    return GridSearcher().search(space, Request(top_k, memory_limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +137,7 @@ def _refined(scan: _Scan, top_k: int) -> _Refined:
     try:
         return _replay_and_cut(scan, top_k)
     except KeyboardInterrupt:
-        scan.interrupted = True
+        scan.stopped = INTERRUPTED
         space = scan.space
         inputs = (space.model, space.cluster, space.framework)
         kept = simulate(*inputs, scan.safe.plans, scan.memory_limit)
@@ -141,7 +153,7 @@ def _replay_and_cut(scan: _Scan, top_k: int) -> _Refined:
     # What the scan dropped has bounds above those of what it kept.
     reached = not scan.truncated or float(scan.safe.score[-1]) >= last
     gains: tuple[float | None, ...] = (None,) * len(safe)
-    if (reached or scan.keep >= MOST_KEPT) and not scan.interrupted:
+    if (reached or scan.keep >= MOST_KEPT) and not scan.stopped:
         known = best_of_families(ranked.replayed)
         found = find_cuts(space, table, scan.unstaged, known, last, scan.memory_limit)
         cut = replays.run(found.plans)
@@ -204,10 +216,10 @@ class _Best:
 class _Scan:
     """One pass over the space and its account."""
 
-    def __init__(self, space: SearchSpace, keep: int, memory_limit: float) -> None:
+    def __init__(self, space: SearchSpace, keep: int, memory_limit: float, meter: Meter) -> None:
         self.space, self.memory_limit = space, memory_limit
         self.safe, self.tight, self.nearest = _Best(keep), _Best(keep), _Best(1)
-        self.keep = keep
+        self.keep, self.meter = keep, meter
         self.table = CostTable(space.model, space.cluster, space.framework, space.shapes())
         self.unstaged: dict[int, PlanBatch] = {}
         """By pp: plans without staging that obey the rules and may fit."""
@@ -215,12 +227,12 @@ class _Scan:
         """Every plan kept out by its bound has a schedule whose bound holds for any costs."""
         self.num_candidates = self.num_safe = self.num_tight = 0
         self.reasons: Counter[str] = Counter()
-        self.interrupted = False
+        self.stopped = ""
         self.capacity = float(space.cluster.accelerator.memory_bytes)
         self.byte_limit = max(memory_limit, TIGHT_LIMIT) * self.capacity
 
     def run(self) -> None:
-        """Examine every block, or as many as Ctrl-C lets."""
+        """Examine every block, or as many as the request lets."""
         space = self.space
         try:
             for pp in space.pipeline_degrees:
@@ -229,9 +241,12 @@ class _Scan:
                 slow[fits] = self._too_slow(self.unstaged[pp])
                 for chosen, timed in ((fits & ~slow, True), (slow, False)):
                     for block in space.expand(pp, chosen):
+                        self.meter.check_time()
                         self._examine(self.table, block, timed)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.stopped = INTERRUPTED
+        except Stopped as event:
+            self.stopped = str(event)
 
     @property
     def truncated(self) -> bool:
@@ -295,9 +310,15 @@ class _Scan:
         self.num_tight += int(len(safe) - safe.sum())
         if not timed:
             return
+        wanted = len(plans)
+        allowed = slice(self.meter.allowed(wanted))
+        plans, peak, safe = plans.take(allowed), peak[allowed], safe[allowed]
+        self.meter.spend(len(plans))
         least = by_block(table, plans, least_step_time)[0]
         self.safe.offer(plans.take(safe), least[safe], peak[safe])
         # A tight plan is of interest only where it may beat the best safe one.
         full = len(self.safe.score) >= self.keep
         beats = ~safe & (least < (self.safe.score[-1] if full else np.inf))
         self.tight.offer(plans.take(beats), least[beats], peak[beats])
+        if len(plans) < wanted:
+            raise Stopped(BUDGET)

@@ -35,10 +35,14 @@ class SearchResult:
     """No plan of the space is better than the first, by the replay: every candidate was screened,
     and every one whose bound could enter the ranking was replayed. Cuts of layout ``free`` are
     beside the space: they are sought, not exhausted."""
-    partial: bool
-    """The search was interrupted; the plans are the best so far."""
     elapsed_s: float
     searcher: str
+    stopped: str = ""
+    """Why the search ended early, with the best so far: interrupted, time-out or budget."""
+    exhaustive: bool = False
+    """Every plan of the space was screened."""
+    num_evaluated: int = 0
+    """Plans whose step time, or a bound on it, was asked for."""
     num_replayed: int = 0
     """Plans whose pipeline was replayed."""
     num_cut: int = 0
@@ -49,3 +53,8 @@ class SearchResult:
     """Of each plan with layout ``free``, in order of ``plans``, the share of the step that its cut
     saves at least over the best other layout of the same degrees and switches; None for the
     other plans, and where no other layout was replayed."""
+
+    @property
+    def partial(self) -> bool:
+        """The search ended early; the plans are the best so far."""
+        return self.stopped != ""

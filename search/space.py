@@ -42,7 +42,7 @@ from parallelsim.search.experts import EXPERT_FIELDS, ExpertChoices
 from parallelsim.search.schedules import check_schedules, with_all_schedules
 from parallelsim.search.shardings import Shardings, sharding_choices
 from parallelsim.search.stagings import STAGED, Stagings
-from parallelsim.search.switches import SWITCHES, hybrid_split, switch_rows
+from parallelsim.search.switches import SWITCHES, WITHOUT_SHAPE, hybrid_split, switch_rows
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError
@@ -60,16 +60,6 @@ _ANY, _WITHOUT, _WITH = range(3)
 """Which stagings go with a row: all, those in which experts' exchange cannot be overlapped (where
 it can, it is), or those in which it can."""
 _DEGREES = ("tp", "cp", "dp", "micro_batch_size")
-_WITHOUT_SHAPE = (
-    "zero",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "dp_replicate",
-    "reshard_after_forward",
-    "optimizer",
-    "activation_offload_pct",
-)
-"""Switches that no operator's shape depends on."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +112,7 @@ class SearchSpace:
         Each stands for as many plans as :meth:`num_stagings` says, one for each row of the second
         table that goes with it.
         """
-        shared = self._shared_table(pp)
+        shared = self.shared_rows(pp)
         columns = self._common(pp) | {name: shared[:, i] for i, name in enumerate(self._shared)}
         columns["recompute_modules"] = self._modules
         return PlanBatch.from_columns(len(shared), columns)
@@ -131,9 +121,15 @@ class SearchSpace:
         """Ways to cut the layers into stages and to recompute them, for each row of
         :meth:`unstaged`.
         """
-        with_overlap = self._overlapping_stagings(pp)
-        on, off = int(with_overlap.sum()), int((~with_overlap).sum())
-        return np.array([on + off, off, on])[self._staging_kinds(pp)]
+        kinds, positions = self.stagings_by_kind(pp)
+        return np.array([len(rows) for rows in positions])[kinds]
+
+    def stagings_by_kind(self, pp: int) -> tuple[IntArray, tuple[IntArray, ...]]:
+        """(kind of each row of :meth:`unstaged`, for each kind the :meth:`staged_rows` that go
+        with it, as positions).
+        """
+        on = self._overlapping_stagings(pp)
+        return self._staging_kinds(pp), (np.arange(len(on)), *map(np.flatnonzero, (~on, on)))
 
     def free_stagings(self, pp: int) -> list[tuple[int, int]]:
         """(vpp, schedule code) of the plans whose layers may be cut anywhere: layout ``free``.
@@ -171,11 +167,10 @@ class SearchSpace:
 
     def expand(self, pp: int, chosen: Any) -> Iterator[PlanBatch]:
         """The plans of the chosen rows of :meth:`unstaged` with every staging, in blocks."""
-        shared, kinds = self._shared_table(pp)[chosen], self._staging_kinds(pp)[chosen]
-        staged, with_overlap = self._staged_table(pp), self._overlapping_stagings(pp)
-        parts = {_ANY: staged, _WITHOUT: staged[~with_overlap], _WITH: staged[with_overlap]}
-        for kind, stagings in parts.items():
-            yield from self._blocks(pp, shared[kinds == kind], stagings)
+        kinds, positions = self.stagings_by_kind(pp)
+        shared, staged, kinds = self.shared_rows(pp)[chosen], self.staged_rows(pp), kinds[chosen]
+        for kind, rows in enumerate(positions):
+            yield from self._blocks(pp, shared[kinds == kind], staged[rows])
 
     def _blocks(self, pp: int, shared: IntArray, staged: IntArray) -> Iterator[PlanBatch]:
         """Every row of one table with every row of the other, in blocks."""
@@ -218,14 +213,17 @@ class SearchSpace:
 
     def _product(self, pp: int, shared: IntArray, staged: IntArray) -> PlanBatch:
         """Every row of one table with every row of the other."""
-        inner, outer = len(shared), len(staged)
-        columns = self._common(pp)
-        columns |= {name: np.tile(shared[:, i], outer) for i, name in enumerate(self._shared)}
-        columns |= {name: np.repeat(staged[:, i], inner) for i, name in enumerate(STAGED)}
+        rows = np.tile(shared.T, len(staged))
+        return self.joined(pp, rows, np.repeat(staged.T, len(shared), axis=1))
+
+    def joined(self, pp: int, shared: IntArray, staged: IntArray) -> PlanBatch:
+        """Plans from rows of the two tables, side by side: arrays of shape [fields, P]."""
+        columns = self._common(pp) | dict(zip(self._shared, shared, strict=True))
+        columns |= dict(zip(STAGED, staged, strict=True))
         if self._modules:
             again = np.asarray(columns["recompute"]) == SELECTIVE
             columns["recompute_modules"] = np.where(again, self._modules, 0)
-        return PlanBatch.from_columns(inner * outer, columns)
+        return PlanBatch.from_columns(shared.shape[1], columns)
 
     def _common(self, pp: int) -> dict[str, object]:
         precision = code("precision", self.precision)
@@ -275,7 +273,7 @@ class SearchSpace:
     def _degree_choices(self, pp: int) -> Iterator[tuple[int, int, int]]:
         return degree_choices(self._degrees, self.cluster.num_gpus, pp)
 
-    def _shared_table(self, pp: int) -> IntArray:
+    def shared_rows(self, pp: int) -> IntArray:
         """Combinations of what does not depend on how layers are staged: rows of ``_shared``."""
         if pp not in self._shared_tables:
             tables = [
@@ -329,7 +327,7 @@ class SearchSpace:
     def _shape_switches(self, tp: int, cp: int) -> IntArray:
         """The switches without those that no shape depends on."""
         table = self._switch_table(tp, cp, True, ((0, 1),)).copy()
-        table[:, [SWITCHES.index(name) for name in _WITHOUT_SHAPE]] = 0
+        table[:, [SWITCHES.index(name) for name in WITHOUT_SHAPE]] = 0
         return np.unique(table, axis=0)
 
     def _expert_table(self, pp: int, tp: int, num_ranks: int) -> IntArray:
@@ -344,7 +342,7 @@ class SearchSpace:
             self._expert_tables[key] = table
         return self._expert_tables[key]
 
-    def _staged_table(self, pp: int) -> IntArray:
+    def staged_rows(self, pp: int) -> IntArray:
         """Combinations of layout, virtual stages, schedule and recompute depth: rows of
         ``STAGED``.
         """
@@ -355,14 +353,14 @@ class SearchSpace:
 
     def _overlapping_stagings(self, pp: int) -> BoolArray:
         """Rows of the staged table with which ep_comm_overlap can be on."""
-        staged = self._staged_table(pp)
+        staged = self.staged_rows(pp)
         vpp, recompute = staged[:, STAGED.index("vpp")], staged[:, STAGED.index("recompute")]
         found: BoolArray = ((vpp > 1) | (pp == 1)) & (recompute != FULL)
         return found
 
     def _staging_kinds(self, pp: int) -> IntArray:
         """For each row of the shared table: _ANY, _WITHOUT or _WITH."""
-        shared = self._shared_table(pp)
+        shared = self.shared_rows(pp)
         kinds = np.full(len(shared), _ANY)
         if self._dealt:
             ep, _, dispatcher, overlap = shared[:, -len(self._dealt) :].T

@@ -33,6 +33,16 @@ SWITCHES = (
     "activation_offload_pct",
 )
 """Fields of a row, in order."""
+WITHOUT_SHAPE = (
+    "zero",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "dp_replicate",
+    "reshard_after_forward",
+    "optimizer",
+    "activation_offload_pct",
+)
+"""Switches that no operator's shape depends on."""
 
 
 def switch_rows(

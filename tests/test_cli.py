@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from parallelsim.search.grid import grid_search
+from parallelsim.search.grid import GridSearcher
 from parallelsim.search.result import SearchResult
 
 from parallelsim.cli import main
@@ -23,9 +23,9 @@ from parallelsim.plan import PLAN_FIELDS
 SMALL = ("--model", "gpt2-xl", "--gpus", "8")
 PLAN_KEYS = [
     "model", "overrides", "cluster", "framework", "num_gpus", "global_batch_size", "seq_length",
-    "precision", "memory_limit", "searcher", "num_candidates", "num_feasible", "num_tight",
-    "num_replayed", "num_cut", "num_uncut", "reasons", "proven", "partial", "elapsed_s", "plans",
-    "faster_but_tight", "nearest_miss",
+    "precision", "memory_limit", "searcher", "num_candidates", "num_evaluated",
+    "num_feasible", "num_tight", "num_replayed", "num_cut", "num_uncut", "reasons", "proven",
+    "partial", "stopped", "elapsed_s", "plans", "faster_but_tight", "nearest_miss",
 ]  # fmt: skip
 SIMULATION_KEYS = {
     "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "feasible", "reasons",
@@ -327,10 +327,12 @@ def test_export_without_a_file_prints_the_script_alone() -> None:
 
 
 def test_an_interrupted_search_prints_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: Any, **options: Any) -> SearchResult:
-        return replace(grid_search(*args, **options), partial=True, proven=False)
+    search = GridSearcher.search
 
-    monkeypatch.setattr("parallelsim.search.grid.grid_search", interrupted)
+    def interrupted(*args: Any) -> SearchResult:
+        return replace(search(*args), stopped="interrupted", proven=False)
+
+    monkeypatch.setattr(GridSearcher, "search", interrupted)
     result = run("plan", *SMALL)
     assert result.exit_code == 130
     assert "interrupted" in result.stdout

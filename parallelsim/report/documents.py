@@ -46,6 +46,7 @@ def plan_document(
         "memory_limit": memory_limit,
         "searcher": result.searcher,
         "num_candidates": result.num_candidates,
+        "num_evaluated": result.num_evaluated,
         "num_feasible": result.num_feasible,
         "num_tight": result.num_tight,
         "num_replayed": result.num_replayed,
@@ -54,6 +55,7 @@ def plan_document(
         "reasons": dict(result.reasons),
         "proven": result.proven,
         "partial": result.partial,
+        "stopped": result.stopped,
         "elapsed_s": result.elapsed_s,
         "plans": [
             row | {"cut_gain_frac": gain}

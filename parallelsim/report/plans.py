@@ -265,7 +265,9 @@ def counts(result: SearchResult) -> str:
     tried = f"{result.num_candidates:,} candidates screened, {result.num_feasible:,} safe"
     tried += f", {result.num_tight:,} tight"
     if result.partial:
-        return f"{tried}; interrupted after {format_seconds(result.elapsed_s)}: the best so far"
+        why = {"time-out": "stopped by the time-out", "budget": "the budget was spent"}
+        ended = why.get(result.stopped, result.stopped)
+        return f"{tried}; {ended} after {format_seconds(result.elapsed_s)}: the best so far"
     tried += f"; {result.num_replayed:,} replayed operation by operation"
     return f"{tried}; {_proof(result)}; {format_seconds(result.elapsed_s)}"
 
