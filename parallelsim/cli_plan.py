@@ -140,14 +140,17 @@ def _print_plans(
     all_variants: bool,
 ) -> None:
     from parallelsim.compare import compare
+    from parallelsim.correlation import trust
     from parallelsim.report import plans as report
     from parallelsim.report.tables import paragraph
+    from parallelsim.report.trust import order_words
 
     best = float(result.plans.step_time_s[0])
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(inputs.header(search.memory_limit) + "\n")
-    report.print_ranked(result.plans, all_variants=all_variants)
+    sure = trust(result.plans)
+    report.print_ranked(result.plans, sure, all_variants=all_variants)
     if len(result.faster_but_tight):
         click.echo("")
         click.echo(paragraph(f"Faster but tight: {report.TIGHT_MEANS}"))
@@ -160,6 +163,8 @@ def _print_plans(
     if other:
         pair = compare(result.plans.take([0, other]), ranks=(1, other + 1))
         click.echo(paragraph(pair.why[0]))
+    if words := order_words(sure):
+        click.echo(paragraph(words))
     click.echo(paragraph(report.limits(result.plans)))
     for line in report.cuts(result):
         click.echo(paragraph(line))

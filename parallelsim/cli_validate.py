@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+NUM_GROUPS_SHOWN = 10
+
 if TYPE_CHECKING:
     from parallelsim.validation import ScoredRow, Validation
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     metavar="OUT.html|png",
     help="Plot predictions against measurements (needs matplotlib).",
 )
+@click.option("--groups", "all_groups", is_flag=True, help="List every ranked group of plans.")
 @click.option("--force", is_flag=True, help="Overwrite the output files.")
 def validate(
     tables: tuple[str, ...],
@@ -33,6 +36,7 @@ def validate(
     rows_file: str | None,
     as_json: bool,
     plot_file: str | None,
+    all_groups: bool,
     force: bool,
 ) -> None:
     """Compare predictions with measured runs: step time, peak memory, failures, rankings.
@@ -58,7 +62,7 @@ def validate(
 
         click.echo(json_text(accuracy.document(validation)))
         return
-    _print(validation)
+    _print(validation, all_groups)
 
 
 def _check_outputs(
@@ -91,7 +95,7 @@ def _check_outputs(
         raise OutputError("--plot needs matplotlib: pip install 'matplotlib>=3.8'")
 
 
-def _print(validation: Validation) -> None:
+def _print(validation: Validation, all_groups: bool) -> None:
     from parallelsim.report.tables import paragraph
 
     scored, apart = validation.scored, validation.apart
@@ -101,6 +105,7 @@ def _print(validation: Validation) -> None:
     )
     if scored:
         _print_block(validation, scored)
+        _print_groups(scored, all_groups)
         families, mape, median = validation.family_mean(scored)
         if families > 1:
             click.echo(
@@ -140,6 +145,27 @@ def _print_block(validation: Validation, rows: tuple[ScoredRow, ...]) -> None:
     if ranking:
         click.echo("\n" + paragraph(f"Ranking. {accuracy.RANKING_NOTE}."))
         print_table(accuracy.RANKING_COLUMNS, ranking)
+
+
+def _print_groups(rows: tuple[ScoredRow, ...], all_groups: bool) -> None:
+    """Regret by task, and P(best) as it was said against what happened."""
+    from parallelsim.ranked_groups import p_best_reliability, ranked_groups
+    from parallelsim.report import accuracy
+    from parallelsim.report.tables import paragraph, print_table
+
+    groups = ranked_groups(rows)
+    if not groups:
+        return
+    click.echo("\n" + paragraph(f"Tasks. {accuracy.GROUP_NOTE}."))
+    lines = accuracy.group_rows(groups)
+    print_table(accuracy.GROUP_COLUMNS, lines if all_groups else lines[:NUM_GROUPS_SHOWN])
+    hidden = 0 if all_groups else len(lines[NUM_GROUPS_SHOWN:])
+    if hidden:
+        click.echo(f"{hidden} with less regret not shown (--groups or --json has them)")
+    click.echo("\n" + paragraph(f"Reliability. {accuracy.RELIABILITY_NOTE}."))
+    print_table(
+        accuracy.RELIABILITY_COLUMNS, accuracy.reliability_rows(p_best_reliability(groups))
+    )
 
 
 def _unknown_flags(rows: tuple[ScoredRow, ...]) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelsim.operators import FloatArray
-from parallelsim.uncertainty import LEVEL, REGIMES, Regime, regime_of
+from parallelsim.uncertainty import LEVEL, NORMAL_QUANTILE, REGIMES, Regime, regime_of
 from parallelsim.validation import ScoredRow
 
 TextArray = NDArray[np.str_]
@@ -25,8 +25,6 @@ MIN_SOURCES = 5
 FACTORS = np.arange(0.0, 4.01, 0.25)
 """Candidates for the communication factor k. Coverage hardly changes from 2 on; the bound keeps a
 step of communication alone within five half-widths."""
-NORMAL_QUANTILE = 1.2816
-"""Of the middle 80 %."""
 MUCH_EXPOSED = 0.1
 """Share of exposed communication that parts the rows when k is fitted."""
 USE_EDGES = (0.70, 0.75, 0.80, 0.85, 0.90, 0.95, 1.00, 1.05, 1.20)

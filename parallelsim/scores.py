@@ -21,6 +21,7 @@ NEAR = (0.75, 1.2)
 SMALLEST_SET = 5
 """Plans that a set must have to be ranked."""
 TOP = 5
+PROBABILITY_EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,33 @@ def ranking_score(sets: Sequence[tuple[FloatArray, FloatArray]]) -> RankingScore
         worst_regret=float(np.max(regrets)),
         best_in_top=float(np.mean(hits)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Events that were given a probability between two bounds, and how many happened."""
+
+    low: float
+    high: float
+    n: int
+    mean_said: float
+    happened: int
+
+
+def reliability(
+    said: FloatArray, happened: NDArray[np.bool_], edges: Sequence[float] = PROBABILITY_EDGES
+) -> list[ReliabilityBin]:
+    """Probabilities against events, both of shape [n], in bins [low, high) that are not empty; the
+    last one holds its upper bound.
+    """
+    position = np.minimum(np.searchsorted(edges, said, side="right") - 1, len(edges) - 2)
+    return [
+        ReliabilityBin(
+            edges[i], edges[i + 1], int(of.sum()), float(said[of].mean()), int(happened[of].sum())
+        )
+        for i in range(len(edges) - 1)
+        if (of := position == i).any()
+    ]
 
 
 def kendall_tau(x: FloatArray, y: FloatArray) -> float:

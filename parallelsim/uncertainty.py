@@ -7,8 +7,8 @@ plan's regime: accelerator measured or not, framework calibrated or not, one nod
 mixture of experts or not. The interval holds 80 % of the measured runs of a source that no part of
 it was fitted on. The numbers are in ``residuals.json``; :mod:`parallelsim.residuals` fits them.
 
-Neglects: what differs between precisions and between models; errors that a source's runs share, so
-that two plans of one cluster compare better than their intervals overlap.
+Neglects: what differs between precisions and between models. Errors that the plans of one cluster
+share are in :mod:`parallelsim.correlation`: two plans compare better than their intervals overlap.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from parallelsim.operators import FloatArray
 
 LEVEL = 0.80
 """Share of measured runs that an interval holds."""
+NORMAL_QUANTILE = 1.2816
+"""Standard deviations on either side of the mean that hold this share of a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)

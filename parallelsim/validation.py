@@ -15,16 +15,17 @@ from functools import cache
 import numpy as np
 
 from parallelsim.catalog import framework_names, load_framework
+from parallelsim.correlation import cause_shares
 from parallelsim.errors import SpecError
 from parallelsim.measured_cases import Case, CaseBuilder
 from parallelsim.measurements import BadRow, RowError, Run, printable, read_tables
 from parallelsim.plan_batch import PlanBatch
+from parallelsim.ranked_groups import ranked_groups
 from parallelsim.rules import ByteArray, explain, reasons
 from parallelsim.scores import (
     FITS_BELOW,
     SMALLEST_SET,
     ErrorScore,
-    FloatArray,
     RankingScore,
     VerdictScore,
     error_score,
@@ -57,6 +58,8 @@ class ScoredRow:
     memory_use_frac: float = float("nan")
     exposed_frac: float = float("nan")
     """Exposed communication over step time, both predicted."""
+    cause_shares: tuple[float, ...] = ()
+    """Of the predicted step by cause, in the order of :data:`parallelsim.correlation.CAUSES`."""
 
     @property
     def is_scored(self) -> bool:
@@ -169,39 +172,8 @@ def part(name: str, rows: Sequence[ScoredRow]) -> Part:
             [r.run.peak_memory_bytes or 0.0 for r in weighed],
         ),
         verdict_score([r.memory_use_frac for r in judged], [bool(r.run.oom) for r in judged]),
-        ranking_score(ranked_sets(timed)),
+        ranking_score([(each.predicted_s, each.measured_s) for each in ranked_groups(timed)]),
     )
-
-
-def ranked_sets(rows: Sequence[ScoredRow]) -> list[tuple[FloatArray, FloatArray]]:
-    """(predicted, measured) times, one pair for each task that has enough plans.
-
-    A task: the same source, model, sequence length, GPUs, global batch and precision.
-    """
-    keys = []
-    for row in rows:
-        case = row.case
-        assert case is not None
-        size, precision = case.plan.global_batch_size, case.plan.precision
-        model = replace(case.model, name="")
-        keys.append(
-            (
-                row.group,
-                repr(model),
-                case.cluster.accelerator.name,
-                case.cluster.num_gpus,
-                size,
-                precision,
-            )
-        )
-    return [
-        (
-            np.array([rows[i].step_time_s for i in index]),
-            np.array([rows[i].run.step_time_s or np.nan for i in index]),
-        )
-        for index in grouped(keys).values()
-        if len(index) >= SMALLEST_SET
-    ]
 
 
 def validate(tables: Sequence[str | os.PathLike[str]], framework: str | None = None) -> Validation:
@@ -264,7 +236,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
             first = current[index[0]]
             plans = PlanBatch.from_plans([current[i].plan for i in index])
             simulation = simulate(first.model, first.cluster, first.framework, plans)
-            exposed = simulation.exposed_frac
+            exposed, shares = simulation.exposed_frac, cause_shares(simulation.time)
             for position, i in enumerate(index):
                 case = current[i]
                 use = float(simulation.memory_use_frac[position])
@@ -279,6 +251,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
                     use,
                     simulation.reasons[position],
                     float(exposed[position]),
+                    tuple(shares[position].tolist()),
                 )
         pending = again
     return [row for row in results if row is not None]
@@ -296,7 +269,13 @@ def _heavier(case: Case) -> Case:
 
 
 def _row(
-    case: Case, step_time_s: float, peak: float, use: float, broken: ByteArray, exposed: float
+    case: Case,
+    step_time_s: float,
+    peak: float,
+    use: float,
+    broken: ByteArray,
+    exposed: float,
+    shares: tuple[float, ...],
 ) -> ScoredRow:
     run = case.run
     names = [name for name in reasons(broken) if name not in LAYOUT_RULES]
@@ -314,7 +293,9 @@ def _row(
     if not case.cluster.accelerator.measured:
         notes.append(f"{case.cluster.accelerator.name} was not measured: its family's efficiencies")
     notes += ["assumed " + ", ".join(case.assumed)] if case.assumed else []
-    return ScoredRow(run.id, run.group, "; ".join(notes), case, step_time_s, peak, use, exposed)
+    return ScoredRow(
+        run.id, run.group, "; ".join(notes), case, step_time_s, peak, use, exposed, shares
+    )
 
 
 @cache

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from parallelsim.ranked_groups import RankedGroup, p_best_reliability, ranked_groups
 from parallelsim.report.tables import Column
-from parallelsim.scores import FITS_BELOW, NEAR, SAFE_BELOW, TOP, ErrorScore
+from parallelsim.scores import FITS_BELOW, NEAR, SAFE_BELOW, TOP, ErrorScore, ReliabilityBin
 from parallelsim.validation import Part, ScoredRow, Validation, part
 
 ROW_COLUMNS = (
@@ -58,6 +59,31 @@ RANKING_COLUMNS = (
     Column("regret %"),
     Column("worst %"),
     Column(f"top {TOP} %"),
+)
+GROUP_COLUMNS = (
+    Column("group", "left"),
+    Column("model", "left"),
+    Column("GPUs"),
+    Column("batch"),
+    Column("seq", priority=1),
+    Column("plans"),
+    Column("regret %"),
+    Column("best was #"),
+    Column("P(best)"),
+)
+GROUP_NOTE = (
+    "Top-1 regret: what the plan predicted fastest measured above the best measured of its task; "
+    "the place that the best had in the predicted order; P(best) said of the plan predicted fastest"
+)
+RELIABILITY_COLUMNS = (
+    Column("P(best) said", "left"),
+    Column("plans"),
+    Column("mean said %"),
+    Column("were best"),
+    Column("happened %"),
+)
+RELIABILITY_NOTE = (
+    "P(best) of every plan of these tasks: what was said, and how many were the best measured"
 )
 VERDICT_NOTE = (
     f"Predicted to fit (up to {FITS_BELOW:.0%} of the memory): ran, FAILED; predicted not to: "
@@ -111,9 +137,63 @@ def ranking_rows(parts: Sequence[Part]) -> list[list[str]]:
     ]
 
 
+def group_rows(groups: Sequence[RankedGroup]) -> list[list[str]]:
+    """One line a task, the largest regret first."""
+    return [
+        [
+            group.case.run.group,
+            group.case.model.name,
+            str(group.case.cluster.num_gpus),
+            str(group.case.plan.global_batch_size),
+            str(group.case.model.seq_length),
+            str(len(group.rows)),
+            _percent(group.top1_regret),
+            str(group.predicted_rank_of_best),
+            f"{float(group.p_best()[group.first]):.0%}",
+        ]
+        for group in sorted(groups, key=lambda group: -group.top1_regret)
+    ]
+
+
+def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[list[str]]:
+    """One line a bin."""
+    return [
+        [
+            f"{each.low:.0%} - {each.high:.0%}",
+            str(each.n),
+            _percent(each.mean_said),
+            str(each.happened),
+            _percent(each.happened / each.n),
+        ]
+        for each in bins
+    ]
+
+
+def _group_document(group: RankedGroup) -> dict[str, Any]:
+    case, said = group.case, group.p_best()
+    best = int(group.measured_s.argmin())
+    return {
+        "group": case.run.group,
+        "model": case.model.name,
+        "accelerator": case.cluster.accelerator.name,
+        "num_gpus": case.cluster.num_gpus,
+        "global_batch_size": case.plan.global_batch_size,
+        "seq_length": case.model.seq_length,
+        "precision": case.plan.precision,
+        "num_plans": len(group.rows),
+        "top1_regret": group.top1_regret,
+        "predicted_rank_of_best": group.predicted_rank_of_best,
+        "predicted_first": group.rows[group.first].id,
+        "best_measured": group.rows[best].id,
+        "p_best_of_predicted_first": float(said[group.first]),
+        "p_best_of_best_measured": float(said[best]),
+    }
+
+
 def document(validation: Validation) -> dict[str, Any]:
     """All scores as plain numbers; NaN (nothing to score) becomes None."""
     families, mape, median = validation.family_mean(validation.scored)
+    groups = ranked_groups(validation.scored)
     return {
         "tables": list(validation.tables),
         "num_rows": len(validation.rows),
@@ -128,6 +208,8 @@ def document(validation: Validation) -> dict[str, Any]:
         },
         "groups": _groups(validation, validation.scored),
         "apart": _groups(validation, validation.apart),
+        "ranked_groups": [_group_document(group) for group in groups],
+        "p_best_reliability": [asdict(each) for each in p_best_reliability(groups)],
     }
 
 

@@ -41,6 +41,9 @@ def plan_document(
     head: Mapping[str, Any], memory_limit: float, result: SearchResult
 ) -> dict[str, Any]:
     """``plan --json``."""
+    from parallelsim.correlation import trust
+
+    sure = trust(result.plans)
     return {
         **head,
         "memory_limit": memory_limit,
@@ -58,9 +61,16 @@ def plan_document(
         "stopped": result.stopped,
         "elapsed_s": result.elapsed_s,
         "plans": [
-            row | {"cut_gain_frac": gain}
-            for row, gain in zip(ranked_rows(result.plans), result.cut_gain_frac, strict=True)
+            row | {"cut_gain_frac": gain, "p_best": best, "tied_with_first": tied}
+            for row, gain, best, tied in zip(
+                ranked_rows(result.plans),
+                result.cut_gain_frac,
+                sure.p_best.tolist(),
+                sure.tied.tolist(),
+                strict=True,
+            )
         ],
+        "expected_regret_frac": sure.regret_frac,
         "faster_but_tight": ranked_rows(result.faster_but_tight, len(result.plans) + 1),
         "nearest_miss": ranked_rows(result.nearest_miss),
     }

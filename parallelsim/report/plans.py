@@ -15,6 +15,7 @@ from parallelsim.units import GIB, format_bytes, format_count, format_percent, f
 
 if TYPE_CHECKING:
     from parallelsim.cluster import ClusterSpec
+    from parallelsim.correlation import Trust
     from parallelsim.framework import FrameworkSpec
     from parallelsim.model import ModelSpec
     from parallelsim.search.result import SearchResult
@@ -74,6 +75,9 @@ _PLAN_COLUMNS = (
 )
 _MEMORY_COLUMNS = (Column("GiB", priority=2), Column("mem"))
 _LOSS_COLUMN = Column("largest loss", "left", priority=1)
+_BEST_COLUMN = Column("P(best)", priority=9)
+TIE_MARK = "="
+"""Behind the rank of the first plan and of those that may as well be faster than it."""
 _TIGHT_COLUMNS = (Column("gain"), Column("P(fits)"))
 
 
@@ -138,11 +142,21 @@ def _schedules(plans: list[Plan]) -> list[str]:
     return [f"schedule {name}: # {', '.join(found)}" for name, found in ranks.items()]
 
 
-def print_ranked(simulation: Simulation, *, all_variants: bool = True) -> None:
-    """The safe plans, best first; without ``all_variants`` at most two of each set of near ones."""
+def print_ranked(
+    simulation: Simulation, trust: Trust | None = None, *, all_variants: bool = True
+) -> None:
+    """The safe plans, best first; without ``all_variants`` at most two of each set of near ones.
+
+    With ``trust`` ties are marked, and each plan has its probability to be the fastest.
+    """
     shown = range(len(simulation.plans)) if all_variants else without_near_variants(simulation)
-    columns = (*_PLAN_COLUMNS, *_MEMORY_COLUMNS, _LOSS_COLUMN)
+    columns = [*_PLAN_COLUMNS, *_MEMORY_COLUMNS, _LOSS_COLUMN]
     rows = [_cells(simulation, i) for i in shown]
+    if trust is not None:
+        columns.append(_BEST_COLUMN)
+        for i, row in zip(shown, rows, strict=True):
+            row[0] += TIE_MARK if trust.tied[i] or (i == 0 and trust.tied.any()) else ""
+            row.append(f"{float(trust.p_best[i]):.0%}")
     left_out = print_table(*_without_unused(columns, rows), bold_rows=1)
     if hidden := len(simulation.plans) - len(shown):
         print_line(

@@ -1,0 +1,161 @@
+"""How the errors of plans hang together: two plans that spend their time on the same causes are
+wrong together, and their order is surer than their intervals, taken alone, let it seem.
+
+    ln(measured_i / predicted_i) = sum_k s_ik x_k + f(z_i) + e_i
+
+s_ik the share of cause k in the step of plan i, x_k the log of the factor by which that cause is
+mispredicted, N(0, sd_k^2); f a smooth function of the plan's degrees z_i (a Gaussian process), e_i
+what is the plan's own. The covariance of two plans follows; :func:`interval_covariance` fits it so
+that each plan alone keeps the interval of its regime (:mod:`parallelsim.uncertainty`).
+
+Neglects: the second order of the factors; that communication hides behind slower computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelsim.operators import FloatArray
+from parallelsim.plan_batch import PlanBatch
+from parallelsim.step import StepBreakdown
+from parallelsim.uncertainty import NORMAL_QUANTILE
+
+if TYPE_CHECKING:
+    from parallelsim.simulate import Simulation
+
+CAUSES = ("gemm", "attention", "memory_bound", "launch", "tp", "cp", "ep", "pp", "dp")
+"""What a step's seconds go to, each with one factor for a whole cluster and software."""
+COMPUTE_SD = 0.15
+COMMUNICATION_SD = 0.35
+CAUSE_SD = np.array([COMPUTE_SD] * 4 + [COMMUNICATION_SD] * 5)
+"""Standard deviations of x_k before any run, in the order of ``CAUSES``. Measured groups of plans
+are as likely with these as with half or twice of them."""
+SMOOTH_SD, OWN_SD = 0.08, 0.04
+"""Of f and of e. With these, the plan predicted fastest of a measured group, sources weighing
+equally, is the fastest in 44 % of them, and P(best) says 44 %; larger ones are a little likelier,
+smaller ones too sure (``parallelsim validate`` prints the counts)."""
+SMOOTH_LENGTH = 0.5
+"""Doublings of a degree over which f changes."""
+TIE_QUANTILE = 0.8416
+"""Standard deviations at which one plan is faster than another with a probability of 80 %."""
+DRAWS = 4096
+_DEGREES = ("tp", "cp", "pp", "vpp", "dp", "ep", "micro_batch_size")
+
+
+def cause_seconds(time: StepBreakdown) -> FloatArray:
+    """Seconds of the step by cause, shape [P, causes]; their sum is the step.
+
+    Recomputation repeats GEMMs, attention and memory-bound work in their proportion, a bubble waits
+    for all that a stage does, and stragglers stretch everything.
+    """
+    work = np.stack([time.gemm_s + time.head_s, time.attention_s, time.memory_bound_s], axis=1)
+    work = work + _in_proportion(time.recompute_s, work)
+    tokens = [time.host_s, time.tp_exposed_s, time.cp_exposed_s, time.ep_exposed_s]
+    stage = np.column_stack([work, *tokens])
+    stage = stage + _in_proportion(time.bubble_s, stage)
+    seconds = np.column_stack([stage, time.p2p_exposed_s, time.dp_exposed_s])
+    seconds[:, CAUSES.index("memory_bound")] += time.optimizer_s
+    seconds[:, CAUSES.index("launch")] += time.overhead_s
+    return np.asarray(seconds + _in_proportion(time.straggler_s, seconds))
+
+
+def _in_proportion(seconds: FloatArray, parts: FloatArray) -> FloatArray:
+    """The seconds dealt to the parts, [P] to [P, parts]; NaN of a step that is not known."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(seconds[:, None] * parts / parts.sum(axis=1, keepdims=True))
+
+
+def cause_shares(time: StepBreakdown) -> FloatArray:
+    """Share of each cause in the step, shape [P, causes]."""
+    return _in_proportion(np.ones(len(time.gemm_s)), cause_seconds(time))
+
+
+def nearness(plans: PlanBatch, others: PlanBatch) -> FloatArray:
+    """exp(-d^2 / 2 l^2) of every plan to every other, shape [P, O]; d in doublings of degrees, a
+    kind of recompute or sharding counting as one.
+    """
+    a, b = _position(plans), _position(others)
+    squared = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=2)
+    return np.asarray(np.exp(-squared / (2 * SMOOTH_LENGTH**2)))
+
+
+def _position(plans: PlanBatch) -> FloatArray:
+    doublings = [np.log2(np.maximum(getattr(plans, name), 1)) for name in _DEGREES]
+    kinds = [plans.recompute, np.maximum(plans.zero, 1)]
+    return np.stack([*doublings, *kinds], axis=1).astype(np.float64)
+
+
+def covariance(shares: FloatArray, plans: PlanBatch) -> FloatArray:
+    """Of ln(measured / predicted) between plans before any run, by the priors alone; [P, P]."""
+    by_cause = (shares * CAUSE_SD**2) @ shares.T
+    smooth = SMOOTH_SD**2 * nearness(plans, plans)
+    return np.asarray(by_cause + smooth + OWN_SD**2 * np.eye(len(plans)))
+
+
+def interval_covariance(
+    shares: FloatArray, plans: PlanBatch, interval_factor: FloatArray
+) -> FloatArray:
+    """Of ln(measured / predicted) between plans, shape [P, P]; each plan alone has the spread of
+    its 80 % interval.
+
+    C_ij = a_i a_j K_ij + c_i c_j,  a = min(1, sd / sqrt(K_ii)),  c = sqrt(sd^2 - a^2 K_ii)
+
+    K is :func:`covariance`. Where the interval is wider, all plans share the rest: an accelerator
+    or a kind of model that is less known is so for each of them.
+
+    Args:
+        shares: by cause, shape [P, causes].
+        plans: shape [P].
+        interval_factor: high over predicted step time, shape [P].
+    """
+    prior = covariance(shares, plans)
+    wanted, known = np.log(interval_factor) / NORMAL_QUANTILE, np.sqrt(np.diag(prior))
+    scale = np.minimum(wanted / known, 1.0)
+    rest = np.sqrt(np.maximum(wanted**2 - (scale * known) ** 2, 0.0))
+    return np.asarray(prior * np.outer(scale, scale) + np.outer(rest, rest))
+
+
+def p_best(log_times: FloatArray) -> FloatArray:
+    """P(a plan is the fastest of them), shape [P]: its share of the draws, shape [draws, P]."""
+    number, size = log_times.shape
+    return np.asarray(np.bincount(log_times.argmin(axis=1), minlength=size) / number)
+
+
+def joint_draws(covariance: FloatArray, number: int, seed: int = 0) -> FloatArray:
+    """Draws from N(0, covariance), shape [number, P]; the same every time."""
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    normal = np.random.default_rng(seed).standard_normal((number, len(values)))
+    return np.asarray(normal @ root.T)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trust:
+    """How sure the order of plans is; arrays of shape [P]."""
+
+    p_best: FloatArray
+    """P(it is the fastest of these plans)."""
+    tied: NDArray[np.bool_]
+    """The first plan is faster than this one with a probability below 80 %; false of the first."""
+    regret_frac: float
+    """What the first plan is expected to cost against the one of these that turns out fastest."""
+
+
+def trust(simulation: Simulation) -> Trust:
+    """How sure the order of the plans of a simulation, the fastest first, is."""
+    size = len(simulation)
+    if size < 2:
+        return Trust(np.ones(size), np.zeros(size, np.bool_), 0.0)
+    factor = simulation.step_time_high_s / simulation.step_time_s
+    errors = interval_covariance(cause_shares(simulation.time), simulation.plans, factor)
+    log_time = np.log(simulation.step_time_s)
+    spread = np.diag(errors) + errors[0, 0] - 2 * errors[0]
+    tied = log_time - log_time[0] < TIE_QUANTILE * np.sqrt(np.maximum(spread, 0.0))
+    tied[0] = False
+    draws = log_time + joint_draws(errors, DRAWS)
+    regret = np.exp(draws[:, 0] - draws.min(axis=1)).mean() - 1
+    return Trust(p_best(draws), np.asarray(tied), float(regret))
