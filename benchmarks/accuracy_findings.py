@@ -22,7 +22,8 @@ from parallelsim.residuals import (
     residuals,
     source_mean,
 )
-from parallelsim.validation import ScoredRow, Validation, part, predict, validate
+from parallelsim.scored_row import ScoredRow
+from parallelsim.validation import Validation, part, predict, validate
 
 COVERAGE = (0.70, 0.90)
 """What an 80 % interval must hold of a regime's rows."""

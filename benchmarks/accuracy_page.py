@@ -18,8 +18,9 @@ from parallelsim.report.accuracy import (
     verdict_rows,
 )
 from parallelsim.residuals import MUCH_EXPOSED, REGIMES, USE_EDGES
+from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import grouped
-from parallelsim.validation import Part, ScoredRow, part
+from parallelsim.validation import Part, part
 
 ERROR_HEADER = (
     *("", "times", "MAPE", "median", "bias", "p90"),

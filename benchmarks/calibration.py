@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from parallelsim.calibration import MeasuredRun, Predictor, calibrate
+from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import error_score, grouped
-from parallelsim.validation import ScoredRow, validate
+from parallelsim.validation import validate
 
 SMALLEST_GROUP = 10
 FIT_ON = (3, 4, 5)

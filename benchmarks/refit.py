@@ -26,7 +26,8 @@ from refit_fit import Estimate, most_probable
 from refit_model import Constant, FloatArray, Predictor
 from refit_page import page
 
-from parallelsim.validation import ScoredRow, validate
+from parallelsim.scored_row import ScoredRow
+from parallelsim.validation import validate
 
 LARGEST_SHARE = 60
 """Runs of one source that are fitted, evenly spread over its rows; all are predicted."""

@@ -16,7 +16,8 @@ from parallelsim.plan import Plan
 from parallelsim.planfile import PlanDocument, read_document
 from parallelsim.rules import explain
 from parallelsim.runlogs import RunLog, contradicts, read_log
-from parallelsim.validation import LAYOUT_RULES, ScoredRow, validate
+from parallelsim.scored_row import ScoredRow
+from parallelsim.validation import LAYOUT_RULES, validate
 
 MAX_RUNS = 200
 """A calibration is for a few dozen runs."""

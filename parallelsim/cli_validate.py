@@ -10,7 +10,8 @@ import click
 NUM_GROUPS_SHOWN = 10
 
 if TYPE_CHECKING:
-    from parallelsim.validation import ScoredRow, Validation
+    from parallelsim.scored_row import ScoredRow
+    from parallelsim.validation import Validation
 
 
 @click.command(epilog="Example: parallelsim validate my_runs.csv --rows predicted.csv")

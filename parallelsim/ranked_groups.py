@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from parallelsim.correlation import DRAWS, interval_covariance, joint_draws, p_best
+from parallelsim.measured_cases import Case
 from parallelsim.plan_batch import PlanBatch
+from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import (
     SMALLEST_SET,
     FloatArray,
@@ -21,10 +22,6 @@ from parallelsim.scores import (
     reliability,
 )
 from parallelsim.uncertainty import interval_factor, regime_of
-
-if TYPE_CHECKING:
-    from parallelsim.measured_cases import Case
-    from parallelsim.validation import ScoredRow
 
 
 @dataclass(frozen=True)

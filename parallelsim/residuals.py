@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelsim.operators import FloatArray
+from parallelsim.scored_row import ScoredRow
 from parallelsim.uncertainty import LEVEL, NORMAL_QUANTILE, REGIMES, Regime, regime_of
-from parallelsim.validation import ScoredRow
 
 TextArray = NDArray[np.str_]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import grouped
-from parallelsim.validation import ScoredRow
 
 REFERENCE = "1f1b"
 

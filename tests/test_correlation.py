@@ -24,9 +24,10 @@ from parallelsim.correlation import (
 from parallelsim.ranked_groups import p_best_reliability, ranked_groups
 from parallelsim.replay import replayed
 from parallelsim.report.trust import rank_words
+from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import reliability
 from parallelsim.uncertainty import NORMAL_QUANTILE
-from parallelsim.validation import ScoredRow, validate
+from parallelsim.validation import validate
 
 PUBLISHED = Path(__file__).parent / "published"
 

@@ -23,6 +23,7 @@ EDGES = (
     "validation",
     "ranked_groups",
     "residuals",
+    "scored_row",
     "scores",
     "measurements",
     "measured_*",

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallelsim.validation import ScoredRow, validate
+from parallelsim.scored_row import ScoredRow
+from parallelsim.validation import validate
 
 TABLES = Path(__file__).parent / "published"
 MEAN_STEP_TIME_ERROR = {

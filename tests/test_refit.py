@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from parallelsim import compute, sublayer_seconds
-from parallelsim.validation import ScoredRow, validate
+from parallelsim.scored_row import ScoredRow
+from parallelsim.validation import validate
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))

@@ -17,6 +17,7 @@ from parallelsim.cli import main
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.residuals import Residuals, falling, fit, fits_table, residuals, source_quantile
+from parallelsim.scored_row import ScoredRow
 from parallelsim.simulate import Simulation
 from parallelsim.uncertainty import (
     REGIMES,
@@ -26,7 +27,7 @@ from parallelsim.uncertainty import (
     regime_of,
     residual_table,
 )
-from parallelsim.validation import ScoredRow, validate
+from parallelsim.validation import validate
 
 TABLES = sorted((Path(__file__).parent / "published").glob("*.csv"))
 PLAN_ARGUMENTS = ("--model", "llama3-8b", "--gpus", "8", "--tp", "4")

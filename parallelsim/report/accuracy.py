@@ -11,8 +11,9 @@ from typing import Any
 
 from parallelsim.ranked_groups import RankedGroup, p_best_reliability, ranked_groups
 from parallelsim.report.tables import Column
+from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import FITS_BELOW, NEAR, SAFE_BELOW, TOP, ErrorScore, ReliabilityBin
-from parallelsim.validation import Part, ScoredRow, Validation, part
+from parallelsim.validation import Part, Validation, part
 
 ROW_COLUMNS = (
     "id",

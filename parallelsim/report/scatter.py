@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import FloatArray, error_score, grouped
 from parallelsim.units import GIB
-from parallelsim.validation import ScoredRow, Validation
+from parallelsim.validation import Validation
 
 BAND = 0.10
 """Relative error of the dashed lines."""
