@@ -26,6 +26,7 @@ from parallelsim.measured_text import (
     KERNEL_COLUMNS,
     follows_recipe,
     framework_variant,
+    stated_release,
 )
 from parallelsim.measurements import Facts, RowError, Run
 from parallelsim.model import ModelSpec
@@ -73,7 +74,10 @@ class CaseBuilder:
         facts = run.facts
         _refuse_unsupported(facts)
         base = self._framework(run)
-        defaults = run_defaults(base.name, follows_recipe=follows_recipe(facts))
+        release = stated_release(facts)
+        defaults = run_defaults(
+            base.name, follows_recipe=follows_recipe(facts), release=release
+        )
         framework: FrameworkSpec = self._once(
             ("framework", base.name, *(facts.text(k) for k in FRAMEWORK_FACTS)),
             lambda: self._interned("framework", _as_forked(framework_variant(base, facts), facts)),

@@ -12,6 +12,7 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.measured_models import is_gated
 from parallelsim.measured_text import (
     Sharding,
+    quotes_recipe,
     stated_dispatcher,
     stated_grad_dtype,
     stated_layer_split,
@@ -54,7 +55,7 @@ def measured_plan(
     again = stated_recompute_layers(facts, model.num_layers)
     if again and recompute == "selective":
         recompute = "full"
-    degrees |= _expert_degrees(facts, model, framework, degrees, assumed)
+    degrees |= _expert_degrees(facts, model, framework, defaults, degrees, assumed)
     sharding = stated_sharding(facts)
     zero = 3 if sharding else facts.number("zero_stage")
     if zero is None:
@@ -70,6 +71,8 @@ def measured_plan(
         grad_dtype = defaults.fp16_grad_dtype if precision == "fp16" else defaults.grad_dtype
         assumed.append(f"grad_dtype={grad_dtype}")
     switches = _switches(facts, framework, defaults, precision, assumed)
+    if model.has_experts:
+        switches |= _expert_switches(facts, cluster, framework, defaults, degrees, assumed)
     async_tp = switches["tp_comm_overlap"]
     switches["tp_comm_overlap"] &= sequence_parallel
     switches["overlap_param_gather"] &= zero > 0
@@ -81,7 +84,7 @@ def measured_plan(
     switches["fp8_param_gather"] &= zero > 0 and bool(KEEPS_FP8[code("precision", precision)])
     fields: dict[str, Any] = degrees | switches | _shard_groups(sharding, degrees, cluster)
     if degrees["ep"] > 1:
-        fields["moe_dispatcher"] = _dispatcher(facts, framework, defaults, assumed)
+        fields["moe_dispatcher"] = _dispatcher(facts, cluster, framework, defaults, assumed)
     plan = Plan(
         **fields,
         **stage_split(model, pp, degrees["vpp"], stated_layer_split(facts) or defaults.layer_split),
@@ -165,17 +168,19 @@ def _expert_degrees(
     facts: Facts,
     model: ModelSpec,
     framework: FrameworkSpec,
+    defaults: RunDefaults,
     degrees: dict[str, int],
     assumed: list[str],
 ) -> dict[str, int]:
-    """Ep and etp; an unstated etp is 1, as the recipes have it."""
+    """Ep and etp."""
     if not model.has_experts:
         return {"ep": 1, "etp": 1}
     ep, etp = facts.count("ep", 1) or 1, facts.count("etp")
     if etp is None:
         etp = 1
         if degrees["tp"] > 1 and framework.capabilities.expert_tensor_parallel:
-            assumed.append("etp=1")
+            etp = degrees["tp"] if defaults.etp_is_tp else 1
+            assumed.append(f"etp={etp}")
     ranks = degrees["tp"] * degrees["cp"] * degrees["dp"]
     if ranks % (ep * etp):
         raise RowError(f"ep={ep} x etp={etp} does not divide tp x cp x dp = {ranks}")
@@ -183,15 +188,57 @@ def _expert_degrees(
 
 
 def _dispatcher(
-    facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
+    facts: Facts,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    defaults: RunDefaults,
+    assumed: list[str],
 ) -> str:
     stated = stated_dispatcher(facts)
     if not stated:
-        stated = defaults.moe_dispatcher
+        stated = (_in_rack(cluster) and defaults.rack_dispatcher) or defaults.moe_dispatcher
         assumed.append(f"moe_dispatcher={stated}")
     if stated not in framework.capabilities.moe_dispatchers:
         raise RowError(f"{framework.name} has no {stated} dispatcher")
     return stated
+
+
+def _expert_switches(
+    facts: Facts,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    defaults: RunDefaults,
+    degrees: dict[str, int],
+    assumed: list[str],
+) -> dict[str, bool]:
+    """Graphs and overlap that the recipes of models with experts turn on, and the row leaves out.
+
+    Overlap needs two micro-batches at once: a pipeline has to be interleaved.
+    """
+    if quotes_recipe(facts):
+        return {}
+    outside = degrees["ep"] * degrees["etp"] > cluster.domain_size
+    usable = {
+        "cuda_graphs": defaults.rack_expert_graphs and _in_rack(cluster),
+        "ep_comm_overlap": (
+            defaults.overlaps_outer_exchange
+            and outside
+            and (degrees["pp"] == 1 or degrees["vpp"] > 1)
+        ),
+    }
+    stated = stated_switches(facts)
+    taken = [
+        name
+        for name, on in usable.items()
+        if on and name not in stated and getattr(framework.capabilities, name)
+    ]
+    assumed.extend(f"{name}=True" for name in taken)
+    return dict.fromkeys(taken, True)
+
+
+def _in_rack(cluster: ClusterSpec) -> bool:
+    """Links join more GPUs than a node has."""
+    return cluster.domain_size > cluster.gpus_per_node
 
 
 def stated_schedule(facts: Facts) -> str:

@@ -74,6 +74,8 @@ _DENIED_AFTER = re.compile(
     r"\b(?:off|disabled|false|none|not|unused|absent|(?:no|0)(?=\s*$))\b",
     re.I,
 )
+_RELEASE = re.compile(r"\bcontainer NeMo (\d\d)\.(\d\d)\b", re.I)
+_QUOTED_SETTING = re.compile(r"\bsettings?\.\w", re.I)
 _OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
@@ -209,6 +211,17 @@ def stated_offload_pct(facts: Facts, num_layers: int) -> int:
 def follows_recipe(facts: Facts) -> bool:
     """Nothing contradicts the vendors' recipes: these train in bf16 or fp8, and with overlap."""
     return facts.word("precision") not in ("", "fp16") and not _states_no_overlap(facts)
+
+
+def stated_release(facts: Facts) -> tuple[int, int] | None:
+    """(year, month) of the software container that the notes name."""
+    match = _RELEASE.search(facts.text("notes"))
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def quotes_recipe(facts: Facts) -> bool:
+    """The cells quote the settings of a recipe: a switch that they leave out is off."""
+    return _QUOTED_SETTING.search(facts.text("recompute_detail")) is not None
 
 
 def stated_grad_dtype(facts: Facts) -> str:

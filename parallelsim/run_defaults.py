@@ -8,7 +8,7 @@ capabilities allow.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,14 @@ class RunDefaults:
     compile_with_fp8: bool = False
     """Compiled with an fp8 precision or asynchronous tensor parallelism."""
     moe_dispatcher: str = "all-to-all"
+    rack_dispatcher: str = ""
+    """Where links join more GPUs than a node has; empty: the same."""
+    rack_expert_graphs: bool = False
+    """There, models with experts run under CUDA graphs."""
+    overlaps_outer_exchange: bool = False
+    """Tokens that leave the domain of the links travel behind another micro-batch."""
+    etp_is_tp: bool = False
+    """Experts are split over as many ranks as the rest of a layer."""
     fp8_param_gather: tuple[str, ...] = ()
     """Precisions with which weights are kept in fp8 alone (and the optimizer is sharded)."""
     dropout: float = 0.0
@@ -63,7 +71,10 @@ DEFAULTS: Mapping[str, RunDefaults] = {
             "overlaps; recompute only "
             "where the recipe asks for it. fp8_param_gather is on in the presets of delayed and "
             "current scaling and mxfp8, off for blockwise and nvfp4 (Megatron-Bridge 067f987d "
-            "training/mixed_precision.py; NeMo 8cfedd72 llm/recipes/precision/mixed_precision.py)"
+            "training/mixed_precision.py; NeMo 8cfedd72 llm/recipes/precision/mixed_precision.py). "
+            "Experts: NeMo's recipes send tokens by all-to-all; Megatron-LM core "
+            "megatron/training/arguments.py sets an expert_tensor_parallel_size of None to "
+            "tensor_model_parallel_size"
         ),
         zero=1,
         grad_dtype="bf16",
@@ -72,7 +83,7 @@ DEFAULTS: Mapping[str, RunDefaults] = {
         overlap_grad_reduce=True,
         overlap_param_gather=True,
         cross_entropy_fusion=True,
-        moe_dispatcher="deepep",
+        etp_is_tp=True,
         fp8_param_gather=("fp8-delayed", "fp8-current", "mxfp8"),
         plain_positions="rope",
     ),
@@ -172,18 +183,47 @@ WITHOUT_RECIPE: Mapping[str, RunDefaults] = {
         fp16_grad_dtype="bf16",
         plain_precision="fp16",
         recomputes=("none",),
+        etp_is_tp=True,
     ),
 }
 """Where a vendor's recipes set what the software itself does not: the software's own defaults."""
 
 
-def run_defaults(framework: str, *, follows_recipe: bool = True) -> RunDefaults:
+SINCE_RELEASE: Mapping[str, tuple[tuple[int, int], RunDefaults]] = {
+    "megatron-core": (
+        (25, 9),
+        replace(
+            DEFAULTS["megatron-core"],
+            source=DEFAULTS["megatron-core"].source
+            + (
+                "; Megatron-Bridge v0.1.0 to v0.4.1 (NeMo containers from 25.09) "
+                "scripts/performance/configs: expert_tensor_parallel_size 1, all-to-all on nodes "
+                "of 8 GPUs, with its overlap where experts span them (Qwen3, DeepSeek-V3 on H100), "
+                "HybridEP and graphs of attention and router on GB200 and GB300"
+            ),
+            rack_dispatcher="deepep",
+            rack_expert_graphs=True,
+            overlaps_outer_exchange=True,
+            etp_is_tp=False,
+        ),
+    ),
+}
+"""Recipes that a release of the vendor's container brought: (year, month), and their settings."""
+
+
+def run_defaults(
+    framework: str, *, follows_recipe: bool = True, release: tuple[int, int] | None = None
+) -> RunDefaults:
     """The defaults of a framework by name, or the generic ones.
 
     Args:
         framework: catalogue name.
         follows_recipe: nothing that is stated about the run contradicts the vendor's recipes.
+        release: of the vendor's container, (year, month), where stated.
     """
     if not follows_recipe and framework in WITHOUT_RECIPE:
         return WITHOUT_RECIPE[framework]
+    first, recipes = SINCE_RELEASE.get(framework, ((0, 0), GENERIC))
+    if release is not None and framework in SINCE_RELEASE and release >= first:
+        return recipes
     return DEFAULTS.get(framework, GENERIC)

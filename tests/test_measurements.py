@@ -408,3 +408,26 @@ def test_a_large_vocabulary_takes_layers_from_the_last_stage() -> None:
 def test_more_stages_than_layers_is_refused() -> None:
     with pytest.raises(SpecError, match="2 layers do not fill 4 stages"):
         stage_split(_model(2, 32000), 4, 1, "even")
+
+
+def test_unstated_settings_of_experts_follow_the_release(tmp_path: Path) -> None:
+    """Megatron's own defaults, or the recipes that came with a vendor's container."""
+    experts = {"num_experts": "8", "moe_top_k": "2", "moe_ffn_hidden_size": "8192", "ep": "4"}
+    released, quoted = "container NeMo 25.11", "settings.model.recompute_modules=['mlp']"
+    rack = {"gpu": "gb200-186gb", "gpus_per_node": "4", "notes": released}
+    rows = [
+        experts | {"id": "own"},
+        experts | {"id": "nodes", "tp": "2", "ep": "16", "num_experts": "16", "notes": released},
+        experts | {"id": "rack"} | rack,
+        experts | {"id": "quoted", "recompute_detail": quoted} | rack,
+    ]
+    rows[1]["dp"] = "8"
+    header = [*ROW, *(name for name in experts if name not in ROW)]
+    runs = read_tables([write_table(tmp_path / "t.csv", *rows, header=header)])
+    plans = [CaseBuilder().build(run).plan for run in runs if isinstance(run, Run)]
+    assert [(p.etp, p.moe_dispatcher, p.ep_comm_overlap, p.cuda_graphs) for p in plans] == [
+        (4, "all-to-all", False, False),
+        (1, "all-to-all", True, False),
+        (1, "deepep", False, True),
+        (1, "deepep", False, False),
+    ]
