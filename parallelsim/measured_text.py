@@ -49,12 +49,12 @@ _SOME_BLOCKS = re.compile(r"\bfraction of (?:the )?blocks\b", re.I)
 _SHARD_GROUP = re.compile(r"\b(?:shard (?:group|degree)\s*|FSDP\s*=\s*)(\d+)", re.I)
 _COMPILED = re.compile(r"\b(?:torch\.)?compiled?\b", re.I)
 _ASYNC_TP = re.compile(r"\basync(?:hronous)? TP\b", re.I)
-_NAMED = re.compile(r"selective \(([^)]*)\)")
+_NAMED = re.compile(r"selective \(([^)]*)\)|^([^(;]+?) recompute\b")
 _MODULE_WORDS: Mapping[str, re.Pattern[str]] = {
     "core_attn": re.compile(r"attn|attention", re.I),
     "layernorm": re.compile(r"norm", re.I),
     "mla_up_proj": re.compile(r"up.proj", re.I),
-    "mlp": re.compile(r"\bmlp\b", re.I),
+    "mlp": re.compile(r"\bmlp\b(?! activation)", re.I),
     "moe_act": re.compile(r"\b(?:moe_)?act\b", re.I),
 }
 """How sources name the modules that selective recompute runs again."""
@@ -181,7 +181,8 @@ def stated_modules(facts: Facts) -> str:
     named = _MODULES.search(detail) or _NAMED.search(detail)
     if named is None:
         return MODULES[0]
-    return "+".join(name for name in MODULES if _MODULE_WORDS[name].search(named[1]))
+    words = next(group for group in named.groups() if group is not None)
+    return "+".join(name for name in MODULES if _MODULE_WORDS[name].search(words))
 
 
 def stated_offload_pct(facts: Facts, num_layers: int) -> int:

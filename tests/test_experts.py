@@ -246,6 +246,7 @@ def test_a_leading_dense_layer_of_four_is_on_the_first_stage() -> None:
         ("recompute_modules=['mla_up_proj', 'mlp']", "mla_up_proj+mlp"),
         ("selective (norm, act)", "layernorm+moe_act"),
         ("recompute_modules=['moe']", ""),
+        ("MLP activation function + norm recompute (--norm)", "layernorm"),
     ],
 )
 def test_modules_of_a_row(detail: str, expected: str) -> None:
