@@ -283,5 +283,6 @@ _PLAN_HELP: Mapping[str, str] = {
     "reshard_after_forward": "With zero 3: free gathered parameters after the forward pass.",
     "compile": "Run layers through a compiler (torch.compile).",
     "activation_offload_pct": "Percent of saved activations that wait in host memory.",
+    "optimizer_offload_pct": "Percent of the sharded optimizer in host memory, stepped there.",
     "optimizer": "What the optimizer keeps for each parameter.",
 }

@@ -133,11 +133,21 @@ class ClusterSpec:
     num_gpus: int
     max_gpus: int | None = None
     """Largest size that the source states; None where none is stated."""
+    host_memory_bytes: float | None = None
+    """Of a node's CPUs; None: not known."""
+    host_memory_bytes_per_s: float | None = None
+    """Peak of all memory channels of a node's CPUs; None: not known."""
 
     @property
     def domain_size(self) -> int:
         """GPUs of the innermost tier."""
         return self.tiers[0].size or self.num_gpus
+
+    @property
+    def host_bytes_per_s_per_gpu(self) -> float | None:
+        """Peak rate of the CPUs' memory for each GPU in use of a node; None: not known."""
+        rate = self.host_memory_bytes_per_s
+        return None if rate is None else rate / min(self.gpus_per_node, self.num_gpus)
 
     @property
     def num_nodes(self) -> int:

@@ -68,6 +68,8 @@ class Capabilities:
     optimizers: tuple[str, ...] = ("adam",)
     activation_offload: bool = False
     """Saved activations can wait in host memory."""
+    optimizer_offload: bool = False
+    """A part of the sharded optimizer can live in host memory and step on the CPU."""
     sublayers: tuple[str, ...] = ("attention", "mlp")
     """Kinds of sub-layers that it runs, as far as its file describes them."""
 

@@ -163,6 +163,8 @@ def _state_bytes(
     if plans.optimizer.any():
         saved = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])
         optimizer_bytes = optimizer_bytes - saved
+    if plans.optimizer_offload_pct.any():
+        optimizer_bytes = optimizer_bytes * (1 - plans.optimizer_offload_pct / 100)
     optimizer_bytes = optimizer_bytes / np.where(plans.zero >= 1, shards * copies, 1.0)
     return parameter_bytes, gradient_bytes, optimizer_bytes
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from parallelsim.cluster import ClusterSpec
 from parallelsim.compute import gemm_rates
 from parallelsim.costs import CostTable
 from parallelsim.framework import MemoryFacts
-from parallelsim.operators import IS_FP8, FloatArray
+from parallelsim.operators import FP32, IS_FP8, FloatArray
 from parallelsim.plan import code
 from parallelsim.plan_batch import PlanBatch
 
 MXFP8 = code("precision", "mxfp8")
 MUON = code("optimizer", "muon")
+FP32_GRADS = code("grad_dtype", "fp32")
 OPTIMIZER_STATE_FRAC = np.array([1.0, 0.5, (1 + 4 / 256) / 4, 0.5, 0.5])
 """By optimizer code: bytes of its state over Adam's two fp32 moments. 8-bit Adam keeps a byte and,
 for each 256 of them, an fp32 scale (arXiv:2110.02861 section 2)."""
@@ -21,6 +23,12 @@ ADAM_BYTES = 30.0
 ADAM_STATE_BYTES = 16.0
 """Of those, both moments read and written."""
 NEWTON_SCHULZ_STEPS = 5
+HOST_ADAM_BYTES = 28.0
+"""Read and written on the host for each offloaded parameter: gradient, master weight and moments
+read, all but the gradient written."""
+HOST_MEMORY_EFFICIENCY = 0.43
+"""Share of the CPUs' peak memory rate that their Adam reaches: 10 B parameters in 2.57 s on two
+Xeon Platinum 8168 of 256 GB/s (arXiv:2101.06840 section 6, CPU-Adam)."""
 CAST_BYTES = 4.0
 """For each resident parameter: the 16-bit copy and its source."""
 CAST_BYTES_FP8 = 6.0
@@ -49,6 +57,26 @@ def _cast_bytes(plans: PlanBatch) -> FloatArray:
     return np.where(arrives_in_fp8, CAST_BYTES_FP8_GATHERED, cast)
 
 
+def host_step_time(
+    cluster: ClusterSpec, parameters: FloatArray | float, plans: PlanBatch
+) -> FloatArray | float:
+    """Seconds in which the host steps N offloaded parameters of each GPU (T25):
+
+    max( g N / B_link, 28 N / (0.43 B_host) + w N / B_link )
+
+    Gradients of g bytes go down while the CPU steps those that have arrived; weights of w bytes
+    return after each tensor's step. B_host is a GPU's share of the CPUs' memory. Neglects: the
+    first tensor's way down, and gradients that leave during the backward pass already.
+    """
+    link, memory = cluster.accelerator.host_bytes_per_s, cluster.host_bytes_per_s_per_gpu
+    if not plans.optimizer_offload_pct.any() or link is None or memory is None:
+        return 0.0
+    gradients = np.where(plans.grad_dtype == FP32_GRADS, 4.0, 2.0) * parameters / link
+    weights = np.where(plans.precision == FP32, 4.0, 2.0) * parameters / link
+    stepped = HOST_ADAM_BYTES * parameters / (HOST_MEMORY_EFFICIENCY * memory)
+    return np.asarray(np.maximum(gradients, stepped + weights))
+
+
 def optimizer_time(
     table: CostTable, parameters: FloatArray, shards: FloatArray, plans: PlanBatch
 ) -> FloatArray:
@@ -57,14 +85,19 @@ def optimizer_time(
 
     30 bytes with Adam; smaller states move less. Muon orthogonalises each matrix of min side d <= h
     by five Newton-Schulz steps of at most 6 d FLOPs a parameter (arXiv:2502.16982 section 2.1).
+    What is offloaded steps on the host meanwhile (:func:`host_step_time`).
     """
     accelerator = table.cluster.accelerator
     rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
     owned = parameters / np.where(plans.zero > 0, shards, 1.0)
     resident = np.where(plans.zero == 3, owned, parameters)
+    on_host: FloatArray | float = 0.0
+    if plans.optimizer_offload_pct.any():
+        on_host = owned * plans.optimizer_offload_pct / 100
+        owned = owned - on_host
     moved = ADAM_BYTES * owned + _cast_bytes(plans) * resident
     if not plans.optimizer.any():
-        return np.asarray(moved / rate)
+        return np.maximum(moved / rate, host_step_time(table.cluster, on_host, plans))
     moved = moved - ADAM_STATE_BYTES * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer]) * owned
     flops = NEWTON_SCHULZ_STEPS * 6.0 * table.model.hidden_size * owned
     sustained = gemm_rates(accelerator, table.framework).flops[code("precision", "bf16")]

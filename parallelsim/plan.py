@@ -182,6 +182,9 @@ class Plan:
     optimizer: str = "adam"
     activation_offload_pct: int = 0
     """Percent of the saved activations that wait in host memory between forward and backward."""
+    optimizer_offload_pct: int = 0
+    """Percent of the sharded optimizer (master weights, moments) that lives in host memory and
+    steps on the CPU."""
 
     @property
     def num_gpus(self) -> int:
@@ -281,6 +284,7 @@ _ZERO_ALLOWED = frozenset(
         "recompute_num_layers",
         "zero",
         "activation_offload_pct",
+        "optimizer_offload_pct",
     }
 )
 
@@ -311,7 +315,7 @@ def check_field(name: str, value: object) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise PlanError(f"{name} must be a whole number, got {str(value)[:80]!r}")
         low = 0 if name in _ZERO_ALLOWED else 1
-        high = {"zero": 3, "activation_offload_pct": 100}.get(name, MAX_DEGREE)
+        high = 3 if name == "zero" else 100 if name.endswith("_pct") else MAX_DEGREE
         if not low <= value <= high:
             raise PlanError(f"{name} must be between {low} and {high}, got {str(value)[:80]}")
     elif kind is bool:

@@ -54,6 +54,7 @@ class PlanBatch:
     compile: IntArray
     optimizer: IntArray
     activation_offload_pct: IntArray
+    optimizer_offload_pct: IntArray
     cuts: Cuts = NO_CUTS
 
     def __len__(self) -> int:

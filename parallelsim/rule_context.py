@@ -51,6 +51,7 @@ class ModelFacts:
 
     num_layers: int
     num_mtp_layers: int
+    num_trainable_parameters: int
     seq_length: int
     """That has to divide: the greatest common divisor where layers see sequences of their own."""
     heads: int
@@ -128,6 +129,7 @@ def model_facts(model: ModelSpec) -> ModelFacts:
     return ModelFacts(
         num_layers=model.num_layers,
         num_mtp_layers=model.num_mtp_layers,
+        num_trainable_parameters=model.num_trainable_parameters,
         seq_length=math.gcd(model.seq_length, *others),
         heads=math.gcd(*(a.num_heads for a in softmax), *(a.num_heads for a in latent)),
         groups=tuple(sorted({a.num_query_groups for a in softmax})),

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from parallelsim.plan import OPTIMIZERS
+from parallelsim.plan import OPTIMIZERS, Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray, Context, Rule, unsupported
+from parallelsim.units import GIB
+
+HOST_BYTES = 16.0
+"""Of host memory for an offloaded parameter: master weight, two moments, gradient, in fp32."""
 
 
 def replicas_uneven(c: Context, p: PlanBatch) -> BoolArray | bool:
@@ -32,6 +37,65 @@ def sharding_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
     if not can.reshard_choice:
         broken = broken | (p.reshard_after_forward == 0)
     return broken
+
+
+def offload_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """The framework or the host cannot take the activations or the optimizer that leave the GPU."""
+    broken: BoolArray | bool = False
+    if p.activation_offload_pct.any() and _activations_stay(c):
+        broken = p.activation_offload_pct > 0
+    if p.optimizer_offload_pct.any():
+        offloads = p.optimizer_offload_pct > 0
+        broken = broken | (offloads if _optimizer_stays(c) else offloads & ~_steps_on_host(c, p))
+    return broken
+
+
+def _activations_stay(c: Context) -> str:
+    """Why activations cannot leave the GPU; empty where they can."""
+    if not c.framework.capabilities.activation_offload:
+        return f"{c.framework.name} does not offload activations"
+    if not c.cluster.accelerator.host_bytes_per_s:
+        return f"no host_link is known of {c.cluster.accelerator.name}"
+    return ""
+
+
+def _optimizer_stays(c: Context) -> str:
+    """Why the optimizer cannot leave the GPU, whatever the plan; empty where it can."""
+    if not c.framework.capabilities.optimizer_offload:
+        return f"{c.framework.name} does not offload the optimizer"
+    if not c.cluster.accelerator.host_bytes_per_s:
+        return f"no host_link is known of {c.cluster.accelerator.name}"
+    return "" if c.cluster.host_memory_bytes else f"no host_memory is known of {c.cluster.name}"
+
+
+def _steps_on_host(c: Context, p: PlanBatch) -> BoolArray:
+    """A sharded Adam in fp32 whose mean share fits into the memory of a node's CPUs."""
+    steps: BoolArray = (p.zero > 0) & (p.optimizer == 0)
+    return steps & (_host_bytes(c, p) <= (c.cluster.host_memory_bytes or 0))
+
+
+def _host_bytes(c: Context, p: PlanBatch | Plan) -> NDArray[np.float64]:
+    """Mean of all nodes: master weight, moments and gradient of each offloaded parameter."""
+    copies = np.asarray(p.dp_replicate, np.float64) * np.asarray(p.optimizer_offload_pct) / 100
+    return np.asarray(HOST_BYTES * copies * c.model.num_trainable_parameters / c.cluster.num_nodes)
+
+
+def _explain_offload(c: Context, p: Plan) -> str:
+    if p.activation_offload_pct and (reason := _activations_stay(c)):
+        return f"activation_offload_pct={p.activation_offload_pct}: {reason}; use 0"
+    asked = f"optimizer_offload_pct={p.optimizer_offload_pct}"
+    if reason := _optimizer_stays(c):
+        return f"{asked}: {reason}; use 0"
+    if not p.zero or p.optimizer != OPTIMIZERS[0]:
+        return (
+            f"{asked} needs zero >= 1 and optimizer={OPTIMIZERS[0]}, got zero={p.zero}, "
+            f"optimizer={p.optimizer}; change them or use 0"
+        )
+    needed, held = float(_host_bytes(c, p)) / GIB, (c.cluster.host_memory_bytes or 0) / GIB
+    return (
+        f"{asked} needs {needed:.0f} GiB of host memory a node, {c.cluster.name} has {held:.0f}; "
+        "use less, or more nodes"
+    )
 
 
 SHARDING_RULES: tuple[Rule, ...] = (
@@ -85,20 +149,9 @@ SHARDING_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "offload-has-a-host-link",
-        "the framework offloads activations, and the accelerator's host link is known",
-        lambda c, p: (
-            False
-            if c.framework.capabilities.activation_offload
-            and c.cluster.accelerator.host_bytes_per_s
-            else p.activation_offload_pct > 0
-        ),
-        lambda c, p: (
-            f"activation_offload_pct={p.activation_offload_pct} needs software that offloads "
-            f"(not {c.framework.name})"
-            if not c.framework.capabilities.activation_offload
-            else f"no host_link is known of {c.cluster.accelerator.name}; "
-            "use activation_offload_pct=0"
-        ),
+        "offload-has-a-host",
+        "the framework offloads it, the host is known, steps a sharded Adam, and can hold it",
+        offload_unsupported,
+        _explain_offload,
     ),
 )

@@ -39,6 +39,7 @@ RECOMPUTE_KINDS = ("none", "selective", "full", "block", "modules")
 """``block`` is ``full`` with a number of layers."""
 KEEPS_FP8 = np.array([name.startswith(("fp8", "mxfp8")) for name in PRECISIONS])
 """By precision code: weights can be kept in fp8 alone."""
+DELAYED = code("precision", "fp8-delayed")
 FP32, FP32_GRADS = code("precision", "fp32"), code("grad_dtype", "fp32")
 
 
@@ -66,11 +67,15 @@ def switch_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
 
 
 def fp8_gather_alone(c: Context, p: PlanBatch) -> BoolArray | bool:
-    """Weights in fp8 alone without fp8 GEMMs, or without a sharded optimizer to master them."""
+    """Weights in fp8 alone without fp8 GEMMs, without a sharded optimizer to master them, or with
+    one on the host, which returns 16 bits unless scales are delayed.
+    """
     on = p.fp8_param_gather != 0
     if not on.any():
         return False
     broken: BoolArray = on & ~(KEEPS_FP8[p.precision] & (p.zero > 0))
+    if p.optimizer_offload_pct.any():
+        broken = broken | (on & (p.optimizer_offload_pct > 0) & (p.precision != DELAYED))
     return broken
 
 
@@ -130,11 +135,14 @@ SWITCH_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "fp8-param-gather-needs-fp8-and-zero",
-        "keeping weights in fp8 alone needs an fp8 precision and a sharded optimizer",
+        "keeping weights in fp8 alone needs an fp8 precision and a sharded optimizer on the GPU",
         fp8_gather_alone,
         lambda c, p: (
             f"fp8_param_gather needs an fp8 precision and zero >= 1, got {p.precision}, "
             f"zero={p.zero}; change them or turn it off"
+            if not p.optimizer_offload_pct
+            else f"fp8_param_gather with optimizer_offload_pct={p.optimizer_offload_pct} needs "
+            f"precision fp8-delayed and zero >= 1, got {p.precision}, zero={p.zero}; turn it off"
         ),
     ),
     Rule(

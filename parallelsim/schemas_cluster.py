@@ -107,6 +107,13 @@ class HostLinkFile(SectionFile):
     host_gb_per_s: Rate
 
 
+class HostMemoryFile(SectionFile):
+    """Memory of a node's CPUs: all of it, and the peak of its channels."""
+
+    host_memory_gib: float = Field(gt=0, le=1e6)
+    host_memory_gb_per_s: Rate
+
+
 class LinesFile(SectionFile):
     """The two lines of one collective with ``ranks`` GPUs."""
 
@@ -167,6 +174,7 @@ class ClusterFile(SectionFile):
     accelerator: str | dict[str, Any]
     gpus_per_node: int = Field(ge=1, le=65536)
     max_gpus: int | None = Field(default=OPTIONAL, ge=1, le=2**31)
+    host_memory: HostMemoryFile | None = OPTIONAL
     tiers: list[TierFile] = Field(min_length=1, max_length=8)
 
 

@@ -15,7 +15,7 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 * selective recompute of the attention core with flash attention: it saves only what flash
   attention does not store;
 * ZeRO 2 and 3 of software with a launch target: no exporter writes them; other optimizers than the
-  first of the software; offload of activations;
+  first of the software; offload of activations or of the optimizer;
 * sequence parallelism off for a mixture of experts with tp > 1, dispatchers that another one beats
   everywhere, and gathering all tokens to more ranks than a token has experts;
 * 16-bit gradients and other precisions (they change the training);

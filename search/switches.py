@@ -31,6 +31,7 @@ SWITCHES = (
     "compile",
     "optimizer",
     "activation_offload_pct",
+    "optimizer_offload_pct",
 )
 """Fields of a row, in order."""
 WITHOUT_SHAPE = (
@@ -68,6 +69,7 @@ def switch_rows(
     graphs = (False, True) if can.cuda_graphs else (False,)
     compiles = (False, True) if can.compile else (False,)
     offloads = range(101) if can.activation_offload else (0,)
+    steps_on_host = range(101) if can.optimizer_offload else (0,)
     can_keep_fp8 = can.fp8_param_gather and KEEPS_FP8[code("precision", precision)]
     for (zero, replicas), (kind, dealt), fused, graph, dtype, *rest in itertools.product(
         shardings,
@@ -78,11 +80,12 @@ def switch_rows(
         asked.allowed("compile", compiles[-1:], compiles),
         asked.allowed("optimizer", can.optimizers[:1], can.optimizers),
         asked.allowed("activation_offload_pct", (0,), offloads),
+        asked.allowed("optimizer_offload_pct", (0,), steps_on_host),
     ):
         usual = sharding[-1:] if model.experts else sharding
         for sp in asked.allowed("sequence_parallel", usual, sharding):
             buffers = (False, True) if sp and can.tp_comm_overlap else (False,)
-            fp8 = (False, True) if zero and can_keep_fp8 else (False,)
+            fp8 = (False, True) if zero and can_keep_fp8 and not rest[-1] else (False,)
             for user_buffers, fp8_weights, overlaps in itertools.product(
                 asked.allowed("tp_comm_overlap", buffers[-1:], buffers),
                 asked.allowed("fp8_param_gather", fp8[-1:], fp8),

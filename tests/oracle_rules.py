@@ -52,7 +52,7 @@ def broken(
         | _broken_switches(plan)
         | _broken_experts(model, framework, plan)
         | _broken_capabilities(cluster, framework, plan)
-        | broken_sharding(cluster, framework, plan)
+        | broken_sharding(model, cluster, framework, plan)
         | (set() if _kinds(model) <= set(framework.capabilities.sublayers) else NO_SUCH_KIND)
     )
 

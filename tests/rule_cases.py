@@ -59,6 +59,7 @@ BARE = replace(
         hybrid_sharding=False,
         optimizers=("adam",),
         activation_offload=False,
+        optimizer_offload=False,
     ),
 )
 
@@ -391,7 +392,7 @@ CASES = {
         ["sgd", "has adam"],
         {"framework": BARE},
     ),
-    "offload-has-a-host-link": (
+    "offload-has-a-host": (
         replace(PIPE, activation_offload_pct=50),
         replace(PIPE, activation_offload_pct=0),
         ["activation_offload_pct=50", "bare"],

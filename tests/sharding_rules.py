@@ -2,13 +2,21 @@
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
 
-def broken_sharding(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> set[str]:
+def broken_sharding(
+    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+) -> set[str]:
     """Names of those that the plan breaks."""
     can = framework.capabilities
     groups = plan.dp_replicate
+    link = cluster.accelerator.host_bytes_per_s is not None
+    held = 0.16 * plan.optimizer_offload_pct * model.num_trainable_parameters * groups
+    room = cluster.host_memory_bytes
+    stepped = plan.zero > 0 and plan.optimizer == "adam" and room is not None
+    stepped = stepped and held <= room * cluster.num_nodes
     rest = plan.tp * plan.cp * plan.dp
     obeyed = {
         "replicas-divide-data-parallel": groups == 1
@@ -17,8 +25,8 @@ def broken_sharding(cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) 
         "gathered-parameters-need-zero-3": plan.reshard_after_forward or plan.zero == 3,
         "framework-has-sharding": (groups == 1 or can.hybrid_sharding)
         and (plan.reshard_after_forward or can.reshard_choice),
-        "offload-has-a-host-link": plan.activation_offload_pct == 0
-        or (can.activation_offload and cluster.accelerator.host_bytes_per_s is not None),
+        "offload-has-a-host": (plan.activation_offload_pct == 0 or (can.activation_offload and link))
+        and (plan.optimizer_offload_pct == 0 or (can.optimizer_offload and link and stepped)),
         "framework-has-optimizer": plan.optimizer in can.optimizers,
     }
     return {name for name, holds in obeyed.items() if not holds}

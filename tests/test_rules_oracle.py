@@ -97,6 +97,7 @@ def any_plan(model: ModelSpec, rng: random.Random) -> Plan:
         reshard_after_forward=rng.random() < 0.8,
         compile=rng.random() < 0.2,
         activation_offload_pct=rng.choice((0, 0, 0, 0, 30)),
+        optimizer_offload_pct=rng.choice((0, 0, 0, 0, 1, 100)),
         optimizer=rng.choice((*OPTIMIZERS, "adam", "adam", "adam")),
     )
 

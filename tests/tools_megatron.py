@@ -66,7 +66,7 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
     pick = lambda *values: rng.choice(values, n)  # noqa: E731
     tp, cp, pp = pick(1, 2, 4, 8), pick(1, 1, 2, 4), pick(1, 2, 3, 4, 8)
     vpp = np.where(pp > 1, pick(1, 1, 2, 3, 4, 5), 1)
-    zero, grads = pick(0, 1, 1), pick(*BINARY)
+    zero, grads = np.where(pp > 1, pick(0, 1, 1), rng.integers(0, 4, n)), pick(*BINARY)
     layout = np.where(pp > 1, pick(0, 0, 1, 2, 3, 4, 4, 5, 5), 0)
     is_first_last = layout == CHOICES["layout"].index("first-last")
     per_stage = -(-model.num_layers // pp)
@@ -105,6 +105,12 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
         "cross_entropy_fusion": pick(*BINARY),
         "cuda_graphs": pick(*BINARY),
         "fp8_param_gather": (zero > 0) & pick(*BINARY),
+        "dp_replicate": np.where(zero >= 2, pick(1, 2), 1),
+        "optimizer": np.where(pick(*BINARY), rng.integers(0, len(CHOICES["optimizer"]), n), 0),
+        "optimizer_offload_pct": np.where(zero == 1, pick(0, 0, 0, 50, 100), 0),
+        "activation_offload_pct": np.where(
+            (pp == 1) & (recompute == 0), pick(0, 25, 50) * pick(*BINARY), 0
+        ),
     }
     return replace(PlanBatch.from_columns(n, columns), cuts=cuts)
 
@@ -246,7 +252,7 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
         "data_parallel_size": plan.dp,
         "num_microbatches": plan.num_micro_batches,
         "sequence_parallel": plan.sequence_parallel,
-        "use_distributed_optimizer": plan.zero == 1,
+        "use_distributed_optimizer": plan.zero >= 1 and plan.optimizer != "muon",
         "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
         "overlap_grad_reduce": plan.overlap_grad_reduce,
         "overlap_param_gather": plan.overlap_param_gather,

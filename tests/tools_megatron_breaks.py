@@ -116,7 +116,7 @@ LATER_BREAKS = (
     ),
     Break(
         "one communication for each layer",
-        lambda m, p: not mixer_of(m),
+        lambda m, p: not mixer_of(m) and p.cp > 1,
         "--cp-comm-type p2p p2p p2p",
         "Length of cp_comm_type",
     ),

@@ -14,6 +14,7 @@ from dataclasses import replace
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import ExportError
 from parallelsim.exporters import megatron_flags as flags_of
+from parallelsim.exporters import megatron_states as states
 from parallelsim.exporters.megatron_experts import (
     balance,
     expert_plan_refusals,
@@ -68,11 +69,12 @@ def export_megatron(
         ),
         experts(model, plan, chosen),
         flags_of.memory(plan),
-        flags_of.data_parallel(plan),
+        states.data_parallel(plan),
+        states.activation_offload(model, plan),
         flags_of.precision(plan),
         flags_of.kernels(model, cluster, framework, plan, chosen),
         balance(model),
-        _hyper_parameters(),
+        _hyper_parameters(plan),
     ]
     present = [group for group in groups if group is not None]
     parts = [
@@ -100,6 +102,7 @@ def refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> list[str
     """What of a valid plan Megatron-LM cannot run, one line each."""
     return [
         *flags_of.plan_refusals(model, plan, version),
+        *states.state_refusals(model, plan, version),
         *expert_plan_refusals(model, plan, version),
         *hybrid_plan_refusals(model, plan, version),
     ]
@@ -177,26 +180,17 @@ def _settings(model: ModelSpec, cluster: ClusterSpec) -> str:
 
 
 def _environment(cluster: ClusterSpec, plan: Plan) -> str:
-    capability = cluster.accelerator.compute_capability
-    lines = ["# Environment"]
-    if plan.ep_comm_overlap:
-        lines += ["# Experts' exchange overlaps with compute on many hardware queues."]
-        lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=32"]
-    elif (plan.tp > 1 or plan.cp > 1) and (capability is None or capability < 10):
-        lines += ["# Megatron-LM refuses tp > 1 or cp > 1 without it before Blackwell."]
-        lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]
-    lines += ["export OMP_NUM_THREADS=1"]
-    return "\n".join([*lines, ""])
+    return "\n".join(["# Environment", *states.environment(cluster, plan), ""])
 
 
-def _hyper_parameters() -> FlagGroup:
+def _hyper_parameters(plan: Plan) -> FlagGroup:
     flags = (
         '--train-iters "${TRAIN_ITERS}"',
         '--lr "${LR}"',
         '--min-lr "${MIN_LR}"',
         "--lr-decay-style cosine",
         '--lr-warmup-iters "${LR_WARMUP_ITERS}"',
-        "--optimizer adam",
+        *states.optimizer(plan),
         "--adam-beta1 0.9",
         "--adam-beta2 0.95",
         "--weight-decay 0.1",

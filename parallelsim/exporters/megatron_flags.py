@@ -47,6 +47,8 @@ class MegatronVersion:
     hybrid_stages: bool
     """A hybrid's pattern has ``|`` between (virtual) stages, and ``E`` for experts; its layers can
     be recomputed and captured."""
+    muon: bool
+    """Has ``--optimizer muon``."""
     stage_layout: bool = True
     """Has ``--pipeline-model-parallel-layout``: since core_v0.13.0."""
 
@@ -68,6 +70,7 @@ VERSIONS = {
             hybrid_script="pretrain_mamba.py",
             hybrid_stack="megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
             hybrid_stages=False,
+            muon=False,
         ),
         MegatronVersion(
             name="main-2026-08",
@@ -83,6 +86,7 @@ VERSIONS = {
             hybrid_script="pretrain_hybrid.py",
             hybrid_stack="megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
             hybrid_stages=True,
+            muon=True,
         ),
     )
 }
@@ -132,16 +136,10 @@ CP_COMM_FLAGS = {name: name.replace("-", "_") for name in CP_COMM_TYPES}
 
 def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Iterator[str]:
     """What of a valid plan the version cannot run."""
-    if plan.zero >= 2:
-        yield f"it shards the optimizer alone (zero 1), not zero={plan.zero}"
     if plan.compile:
         yield "it does not run layers through a compiler"
-    if plan.optimizer != "adam":
-        yield f"this export writes the optimizer adam, not {plan.optimizer}"
-    if plan.activation_offload_pct:
-        yield "this export does not write the offload of activations"
     if model.lora is not None:
-        yield "its pretraining script has no adapters"
+        yield "its pretraining scripts have no adapters: NeMo and Megatron-Bridge add them around it"
     if plan.schedule not in ("none", "1f1b", "interleaved-1f1b"):
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.layout == "free" and not version.stage_layout:
@@ -233,20 +231,6 @@ def memory(plan: Plan) -> FlagGroup | None:
     return FlagGroup("RECOMPUTE_ARGS", f"Recompute: {plan.recompute_label}", tuple(flags))
 
 
-def data_parallel(plan: Plan) -> FlagGroup | None:
-    """Optimizer sharding and the overlaps of data-parallel communication."""
-    flags = []
-    if plan.zero == 1:
-        flags += ["--use-distributed-optimizer"]
-    if plan.overlap_grad_reduce:
-        flags += ["--overlap-grad-reduce"]
-    if plan.overlap_param_gather:
-        flags += ["--overlap-param-gather"]
-    if not flags:
-        return None
-    return FlagGroup("DATA_PARALLEL_ARGS", "Data parallelism and optimizer", tuple(flags))
-
-
 def precision(plan: Plan) -> FlagGroup | None:
     """Formats of the GEMMs and of the gradients."""
     flags = list(PRECISION_FLAGS[plan.precision])
@@ -255,7 +239,8 @@ def precision(plan: Plan) -> FlagGroup | None:
     if plan.fp8_param_gather:
         flags += ["--fp8-param-gather"]
         # Row- and column-scaled weights are made from 16 bits gathered in the gradient buffer.
-        flags += ["--reuse-grad-buf-for-mxfp8-param-ag"] if plan.precision == "mxfp8" else []
+        reuses = plan.precision == "mxfp8" and plan.zero < 2
+        flags += ["--reuse-grad-buf-for-mxfp8-param-ag"] if reuses else []
     if plan.grad_dtype == "fp32" and "--fp16" in flags:
         flags += ["--accumulate-allreduce-grads-in-fp32"]
     if not flags:

@@ -102,6 +102,8 @@ def switches(plan: Plan) -> str:
     parts += ["compiled"] if plan.compile else []
     offload = plan.activation_offload_pct
     parts += [f"{offload} % of activations on the host"] if offload else []
+    offload = plan.optimizer_offload_pct
+    parts += [f"{offload} % of the optimizer on the host"] if offload else []
     parts += [f"optimizer {plan.optimizer}"] if plan.optimizer != "adam" else []
     if plan.ep * plan.etp > 1:
         parts += [f"experts by {plan.moe_dispatcher}"]
