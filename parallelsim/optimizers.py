@@ -60,7 +60,7 @@ def _cast_bytes(plans: PlanBatch) -> FloatArray:
 def host_step_time(
     cluster: ClusterSpec, parameters: FloatArray | float, plans: PlanBatch
 ) -> FloatArray | float:
-    """Seconds in which the host steps N offloaded parameters of each GPU (T25):
+    """Seconds in which the host steps N offloaded parameters of each GPU (docs/equations.md T25).
 
     max( g N / B_link, 28 N / (0.43 B_host) + w N / B_link )
 

@@ -42,6 +42,7 @@ WITHOUT_SHAPE = (
     "reshard_after_forward",
     "optimizer",
     "activation_offload_pct",
+    "optimizer_offload_pct",
 )
 """Switches that no operator's shape depends on."""
 

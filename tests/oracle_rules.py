@@ -253,7 +253,8 @@ def _broken_switches(plan: Plan) -> set[str]:
     if plan.overlap_param_gather and not (plan.zero >= 1 and plan.overlap_grad_reduce):
         found.add("param-gather-overlap-needs-zero")
     keeps_fp8 = plan.precision in ("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8")
-    if plan.fp8_param_gather and not (keeps_fp8 and plan.zero >= 1):
+    returns_16_bits = plan.optimizer_offload_pct > 0 and plan.precision != "fp8-delayed"
+    if plan.fp8_param_gather and not (keeps_fp8 and plan.zero >= 1 and not returns_16_bits):
         found.add("fp8-param-gather-needs-fp8-and-zero")
     if plan.zero >= 2 and plan.pp > 1:
         found.add("zero-2-needs-one-stage")

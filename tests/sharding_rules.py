@@ -25,8 +25,8 @@ def broken_sharding(
         "gathered-parameters-need-zero-3": plan.reshard_after_forward or plan.zero == 3,
         "framework-has-sharding": (groups == 1 or can.hybrid_sharding)
         and (plan.reshard_after_forward or can.reshard_choice),
-        "offload-has-a-host": (plan.activation_offload_pct == 0 or (can.activation_offload and link))
-        and (plan.optimizer_offload_pct == 0 or (can.optimizer_offload and link and stepped)),
+        "offload-has-a-host": (not plan.activation_offload_pct or (can.activation_offload and link))
+        and (not plan.optimizer_offload_pct or (can.optimizer_offload and link and stepped)),
         "framework-has-optimizer": plan.optimizer in can.optimizers,
     }
     return {name for name, holds in obeyed.items() if not holds}

@@ -418,7 +418,11 @@ def test_plan_that_breaks_a_rule_is_refused_with_its_numbers():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"zero": 3}, "zero=3"),
+        ({"zero": 3, "optimizer_offload_pct": 50}, "goes with zero=1, not zero=3"),
+        ({"zero": 3, "optimizer": "muon"}, "adam and sgd, not muon"),
+        ({"zero": 0, "optimizer": "adam-bf16"}, "distributed optimizer"),
+        ({"activation_offload_pct": 100}, "whole layers, 1 to 79 of 80: .*=100 is 80"),
+        ({"activation_offload_pct": 50, "recompute": "full"}, "or recomputes them"),
         ({"schedule": "gpipe", "pp": 2, "dp": 2}, "gpipe"),
         ({"precision": "fp32", "cp": 2, "dp": 2}, "fp32"),
     ],
@@ -428,6 +432,34 @@ def test_plan_that_another_framework_allows_but_megatron_does_not_is_refused(cha
     framework = replace(MEGATRON, capabilities=able)
     with pytest.raises(ExportError, match=reason):
         export(replace(SMALL, **changes), LLAMA, NODE, framework)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        (
+            {"zero": 3, "dp_replicate": 2, "overlap_grad_reduce": True},
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+            "--ckpt-format fsdp_dtensor --num-distributed-optimizer-instances 2",
+        ),
+        ({"zero": 2}, "--data-parallel-sharding-strategy optim_grads"),
+        (
+            {"optimizer_offload_pct": 50},
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 "
+            "--overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer",
+        ),
+        ({"activation_offload_pct": 50}, "--cpu-offloading-num-layers 40"),
+        ({"optimizer": "adam-bf16"}, "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"),
+        ({"optimizer": "muon"}, "--optimizer muon"),
+    ],
+)
+def test_sharding_offload_and_optimizers_are_written(changes, flags):
+    script = export(replace(SMALL, **{"zero": 1, **changes}), LLAMA, NODE)
+    words = flags.split(" --")
+    for flag in (words[0], *(f"--{word}" for word in words[1:])):
+        assert f"  {flag}\n" in script
+    assert ("unset CUDA_DEVICE_MAX_CONNECTIONS" in script) == (changes.get("zero", 1) >= 2)
+    assert ("OMP_NUM_THREADS=1\n" in script) == ("optimizer_offload_pct" not in changes)
 
 
 def test_attention_dropout_in_graphs_with_recompute_is_refused():

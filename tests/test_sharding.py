@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
+from parallelsim.cluster import ClusterSpec
 from parallelsim.lora import LoRA
 from parallelsim.plan import OPTIMIZERS, Plan
 from parallelsim.plan_batch import PlanBatch
@@ -161,6 +162,38 @@ def test_offload_trades_memory_for_at_most_its_transfers(recompute: str) -> None
     assert rate is not None
     both_ways = 2 * 4 * result.memory.activations_bytes[0] / rate
     assert result.step_time_s[-1] - result.step_time_s[0] <= 1.1 * both_ways
+
+
+def test_an_offloaded_optimizer_leaves_its_bytes_and_steps_at_the_rate_of_the_host() -> None:
+    plans = [sharded(8, zero=1, optimizer_offload_pct=pct) for pct in (0, 25, 50, 100)]
+    result = of(plans, gpus=8, framework="megatron-core")
+    n, cluster = load_model("llama3-8b").num_parameters, load_cluster("hgx-h100")
+    link, memory = cluster.accelerator.host_bytes_per_s, cluster.host_memory_bytes_per_s
+    assert link is not None
+    assert memory is not None
+    shares = np.array([1, 0.75, 0.5, 0])
+    assert result.memory.optimizer_bytes == pytest.approx(12 * n / 8 * shares)
+    on_host = n / 8 * (1 - shares)
+    seconds = 28 * on_host / (0.43 * memory / 8) + 2 * on_host / link
+    assert result.time.optimizer_s[1:] == pytest.approx(seconds[1:])
+    assert 0 < result.time.optimizer_s[0] < seconds[1]
+
+
+def test_an_optimizer_on_the_host_needs_one_that_holds_it() -> None:
+    plan = sharded(8, zero=1, optimizer_offload_pct=100)
+    framework, cluster = load_framework("megatron-core"), load_cluster("hgx-h100")
+    small = replace(cluster, host_memory_bytes=100 * 2**30)
+    unknown = replace(cluster, host_memory_bytes=None)
+
+    def reasons(known: ClusterSpec, asked: Plan) -> list[str]:
+        return explain(load_model("llama3-8b"), known, framework, asked)
+
+    assert not reasons(cluster, plan)
+    assert "needs 120 GiB of host memory a node, hgx-h100 has 100" in reasons(small, plan)[0]
+    assert "no host_memory is known of hgx-h100" in reasons(unknown, plan)[0]
+    assert "got zero=1, optimizer=sgd" in reasons(cluster, replace(plan, optimizer="sgd"))[0]
+    gathered = replace(plan, precision="fp8-current", fp8_param_gather=True)
+    assert "needs precision fp8-delayed" in reasons(cluster, gathered)[0]
 
 
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])

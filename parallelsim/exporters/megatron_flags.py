@@ -139,7 +139,7 @@ def plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> Ite
     if plan.compile:
         yield "it does not run layers through a compiler"
     if model.lora is not None:
-        yield "its pretraining scripts have no adapters: NeMo and Megatron-Bridge add them around it"
+        yield "its pretraining scripts have no adapters: Megatron-Bridge and NeMo add them"
     if plan.schedule not in ("none", "1f1b", "interleaved-1f1b"):
         yield f"its schedules are 1f1b and interleaved-1f1b, not {plan.schedule}"
     if plan.layout == "free" and not version.stage_layout:
