@@ -249,6 +249,47 @@ def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
     return grid_search(search_space(inputs, search), top, search.memory_limit)
 
 
+def merged_with(spec: SpecOptions, document: PlanDocument) -> SpecOptions:
+    """The options, and where one is not given what the file states."""
+    return SpecOptions(
+        model=spec.model or document.model,
+        num_gpus=document.num_gpus if spec.num_gpus is None else spec.num_gpus,
+        cluster=spec.cluster or document.cluster,
+        nic_gbit_per_s=spec.nic_gbit_per_s or document.nic_gbit_per_s,
+        framework=spec.framework or document.framework,
+        global_batch_size=spec.global_batch_size,
+        seq_length=spec.seq_length or document.seq_length,
+        precision=spec.precision,
+        overrides={**document.overrides, **spec.overrides},
+    )
+
+
+def document_inputs(document: PlanDocument, file: str) -> Inputs:
+    """The inputs that a document names for all its plans.
+
+    Raises:
+        ParallelSimError: it names none, or one cannot be loaded.
+    """
+    if document.model is None:
+        raise SpecError(
+            "a bare plan; this command needs a file that 'parallelsim plan --output' wrote",
+            file=file,
+        )
+    empty = SpecOptions(*(None,) * 8, overrides={})
+    options = with_defaults(
+        replace(
+            merged_with(empty, document),
+            global_batch_size=document.global_batch_size,
+            precision=document.precision,
+        )
+    )
+    with size_stated_in(file, options.num_gpus is not None):
+        model, cluster, framework, precision = load_specs(
+            options, document.num_gpus, any_precision=True
+        )
+    return Inputs(model, cluster, framework, document.global_batch_size or 1, precision, options)
+
+
 def fit_task(options: SpecOptions, search: SearchOptions) -> Task:
     """What ``fit`` varies, from the same options; fixed values are not checked against a size."""
     from parallelsim.fit import MAX_GPUS, Task

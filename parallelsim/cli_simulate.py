@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from parallelsim.cli_defaults import assumed_words, with_searched_defaults
-from parallelsim.cli_inputs import Inputs, load_specs, shown_path, size_stated_in, with_defaults
+from parallelsim.cli_inputs import (
+    Inputs,
+    document_inputs,
+    merged_with,
+    shown_path,
+    size_stated_in,
+)
 from parallelsim.cli_options import (
     SpecOptions,
     plan_options,
     spec_options,
 )
 from parallelsim.cli_values import Value, number_up_to, whole_number
-from parallelsim.errors import PlanError, SpecError
+from parallelsim.errors import PlanError
 from parallelsim.plan import Plan
 from parallelsim.planfile import with_sane_size
-
-if TYPE_CHECKING:
-    from parallelsim.planfile import PlanDocument
 
 _DEGREES = ("tp", "cp", "pp")
 
@@ -105,7 +108,7 @@ def one_plan(
 
         document = read_document(plan_file)
         entry = document.with_rank(rank, plan_file)
-        spec = _merged(spec, document)
+        spec = merged_with(spec, document)
         stated = {
             name: value for name, value in entry.plan.to_dict().items() if name in entry.stated
         }
@@ -147,43 +150,6 @@ def _num_gpus(spec: SpecOptions, fields: dict[str, Any]) -> int:
     return used * int(fields["dp"]) if spec.num_gpus is None else spec.num_gpus
 
 
-def _merged(spec: SpecOptions, document: PlanDocument) -> SpecOptions:
-    """The options, and where one is not given what the file states."""
-    return SpecOptions(
-        model=spec.model or document.model,
-        num_gpus=document.num_gpus if spec.num_gpus is None else spec.num_gpus,
-        cluster=spec.cluster or document.cluster,
-        nic_gbit_per_s=spec.nic_gbit_per_s or document.nic_gbit_per_s,
-        framework=spec.framework or document.framework,
-        global_batch_size=spec.global_batch_size,
-        seq_length=spec.seq_length or document.seq_length,
-        precision=spec.precision,
-        overrides={**document.overrides, **spec.overrides},
-    )
-
-
-def _document_inputs(document: PlanDocument, file: str) -> Inputs:
-    """The inputs that a document names for all its plans."""
-    if document.model is None:
-        raise SpecError(
-            "a bare plan; this command needs a file that 'parallelsim plan --output' wrote",
-            file=file,
-        )
-    empty = SpecOptions(*(None,) * 8, overrides={})
-    options = with_defaults(
-        replace(
-            _merged(empty, document),
-            global_batch_size=document.global_batch_size,
-            precision=document.precision,
-        )
-    )
-    with size_stated_in(file, options.num_gpus is not None):
-        model, cluster, framework, precision = load_specs(
-            options, document.num_gpus, any_precision=True
-        )
-    return Inputs(model, cluster, framework, document.global_batch_size or 1, precision, options)
-
-
 @click.command(epilog="Example: parallelsim compare plans.yaml --top 3")
 @click.argument("file")
 @click.option(
@@ -208,7 +174,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     from parallelsim.simulate import simulate as simulated
 
     document = read_document(file)
-    inputs = _document_inputs(document, file)
+    inputs = document_inputs(document, file)
     entries = document.plans[:top]
     if len(entries) < 2:
         raise PlanError(
@@ -277,7 +243,7 @@ def export(
     if output not in (None, "-"):
         read = input_files(document.model, document.cluster, document.framework)
         check_writable(str(output), force=force, inputs=read)
-    inputs = _document_inputs(document, file)
+    inputs = document_inputs(document, file)
     plan = document.with_rank(rank, file).plan
     options = {} if target_version is None else {"version": target_version}
     script = EXPORTERS[target](inputs.model, inputs.cluster, inputs.framework, plan, **options)
