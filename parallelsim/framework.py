@@ -62,6 +62,10 @@ class Capabilities:
     """Tokens of one micro-batch travel while another computes."""
     hybrid_sharding: bool = False
     """ZeRO 2 and 3 inside groups of which several replicas exist (dp_replicate > 1)."""
+    sharded_stages: bool = False
+    """ZeRO 3 inside the stages of a pipeline: parameters are gathered and gradients scattered once
+    a step, and both are whole between.
+    """
     reshard_choice: bool = False
     """With ZeRO 3, gathered parameters can stay until the backward pass."""
     compile: bool = False

@@ -122,16 +122,28 @@ def _alive_bytes(
 ) -> FloatArray:
     """What ZeRO 3 holds of gathered parameters and of gradients not yet scattered.
 
-    w (g N_l + N_e) bytes: g layers (half of them gradients), or all layers where none is freed
-    after its forward pass; embedding and head N_e; 0 where one rank holds everything.
+    w (g N_l + N_e) bytes: g layers (half of them gradients), embedding and head N_e; gradients
+    alone where what was gathered stays (:func:`_kept_bytes`); 0 where one rank holds everything.
     """
-    alive = np.full(len(plans), facts.param_gather_buffer)
-    stay = columns.layers.first + facts.param_gather_buffer / 2
-    alive = np.where(plans.reshard_after_forward > 0, alive, np.maximum(alive, stay))
-    width = np.where(IS_FP32[plans.precision], 4.0, 2.0)
-    held = width * (alive * layer_parameters + edge_parameters)
+    width, again = np.where(IS_FP32[plans.precision], 4.0, 2.0), plans.reshard_after_forward > 0
+    alive = facts.param_gather_buffer * np.where(again, 1.0, 0.5)
+    held = width * (alive * layer_parameters + np.where(again, edge_parameters, 0.0))
     sharded = (plans.zero == 3) & (columns.shards > plans.dp_replicate)
     return np.where(sharded, held, 0.0)
+
+
+def _kept_bytes(
+    plans: PlanBatch, shards: FloatArray
+) -> tuple[FloatArray | float, FloatArray | float]:
+    """(of a gathered parameter, of its whole gradient) beside their shards: those that ZeRO 3 does
+    not free after the forward pass, and in a pipeline all gradients until the last micro-batch.
+    """
+    stay = (plans.zero == 3) & (plans.reshard_after_forward == 0) & (shards > plans.dp_replicate)
+    if not stay.any():
+        return 0.0, 0.0
+    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    gradient = np.where(plans.grad_dtype == FP32, 4.0, 2.0)
+    return np.where(stay, wide, 0.0), np.where(stay & (plans.pp > 1), gradient, 0.0)
 
 
 def _state_bytes(
@@ -156,9 +168,10 @@ def _state_bytes(
         plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
     )
     if (plans.zero >= 2).any():
+        kept = _kept_bytes(plans, shards)
         shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
-        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0)
-        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0)
+        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0) + kept[1]
+        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0) + kept[0]
     optimizer_bytes = _optimizer_bytes(facts)[plans.precision]
     if plans.optimizer.any():
         saved = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])

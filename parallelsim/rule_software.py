@@ -20,7 +20,15 @@ from parallelsim.plan import (
     code,
 )
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.rule_context import BoolArray, Context, Rule, all_plans, choices, unsupported
+from parallelsim.rule_context import (
+    BoolArray,
+    Context,
+    Rule,
+    all_plans,
+    choices,
+    is_everywhere,
+    unsupported,
+)
 from parallelsim.rule_stages import FULL, SELECTIVE
 
 SWITCHES = (
@@ -79,6 +87,18 @@ def fp8_gather_alone(c: Context, p: PlanBatch) -> BoolArray | bool:
     return broken
 
 
+def stages_sharded(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """Sharded gradients or parameters in a pipeline, except for ZeRO 3 that keeps what it gathered
+    where the framework has that.
+    """
+    if is_everywhere(p.pp, 1):
+        return False
+    broken: BoolArray = (p.zero >= 2) & (p.pp > 1)
+    if c.framework.capabilities.sharded_stages:
+        broken &= (p.zero == 2) | (p.reshard_after_forward != 0)
+    return broken
+
+
 def accelerator_too_old(c: Context, p: PlanBatch) -> BoolArray | bool:
     """The framework's kernels do not run on this generation; the same for every plan."""
     capability = c.cluster.accelerator.compute_capability
@@ -101,6 +121,18 @@ def _explain_gather_overlap(c: Context, p: Plan) -> str:
     return (
         f"overlap_param_gather needs zero >= 1 and overlap_grad_reduce, got zero={p.zero}, "
         f"overlap_grad_reduce={str(p.overlap_grad_reduce).lower()}; turn both on or the gather off"
+    )
+
+
+def _explain_stages(c: Context, p: Plan) -> str:
+    if c.framework.capabilities.sharded_stages:
+        return (
+            f"zero={p.zero} with pp={p.pp} keeps gathered parameters until the step's last "
+            "micro-batch; use zero=3 with reshard_after_forward=false"
+        )
+    return (
+        f"zero={p.zero} shards gradients in every micro-batch, which {c.framework.name} does not "
+        f"do in a pipeline (pp={p.pp}); use pp=1 or zero=1"
     )
 
 
@@ -146,10 +178,10 @@ SWITCH_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "zero-2-needs-one-stage",
-        "sharded gradients need pp = 1: a pipeline accumulates whole ones over micro-batches",
-        lambda c, p: (p.zero >= 2) & (p.pp > 1),
-        lambda c, p: f"zero={p.zero} shards gradients and needs pp=1, got pp={p.pp}; use zero=1",
+        "zero-2-with-stages",
+        "sharded gradients need pp = 1, or software that scatters them once a step",
+        stages_sharded,
+        _explain_stages,
     ),
     Rule(
         "fp32-needs-fp32-gradients",

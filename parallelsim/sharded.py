@@ -18,7 +18,7 @@ from parallelsim.exposure import DataParallel
 from parallelsim.memory_states import FP32, IS_FP32, States, gathered_width
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.stages import Columns
+from parallelsim.stages import Columns, StageLayers
 
 
 class Traffic(NamedTuple):
@@ -76,13 +76,16 @@ def sharded_exposed(
 
     Layer   F = max(f + kappa min(AG, f), AG)
             B = max(b + kappa min(R, b), R), R = [resharded] AG + RS + AR
-    Step    m ( L (F - f + B - b) + AG_1 + R_1 + AG_e + R_e )
+    Step    r ( L (F - f + B - b) + AG_1 + R_1 + AG_e + R_e )
 
     with b including recomputation, the gather of the first layer (1) and the scatter of the last
-    exposed in each of m micro-batches, as are those of the embedding (e): every micro-batch gathers
-    and scatters. Neglects: layers of unequal size, several pipeline stages.
+    exposed in each of r rounds, as are those of the embedding (e). Every micro-batch gathers and
+    scatters (r = m); the stages of a pipeline gather when the first one passes them and scatter
+    after the last (r = 1), one after another, so that L counts the layers of all stages. Neglects:
+    layers of unequal size.
     """
-    overlap, m = table.framework.overlap, columns.num_micro_batches
+    overlap = table.framework.overlap
+    rounds = np.where(columns.is_single, columns.num_micro_batches, 1.0)
     layer, edge = _layer_traffic(table, plans, columns, held), _edge_traffic(table, rows, plans)
     forward = table.layer.forward_s[rows]
     backward = table.layer_total_s[rows] - forward
@@ -93,14 +96,23 @@ def sharded_exposed(
         hidden = np.where(gathers, gather, 0.0) + np.where(reduces, reduce, 0.0)
         return added_time(compute, hidden, gather + reduce - hidden, overlap.shard_contention)
 
-    count, recomputed = columns.layers.first, columns.recomputed.first
+    count = _of_all_stages(columns.layers, columns)
+    recomputed = _of_all_stages(columns.recomputed, columns)
     none = np.zeros(len(plans))
     in_forward = count * added(forward, layer.gather_s, none)
     in_backward = (count - recomputed) * added(backward, again, layer.reduce_s)
     in_backward = in_backward + recomputed * added(backward + forward, again, layer.reduce_s)
     ends_gather = edge.gather_s + np.where(gathers, layer.gather_s, 0.0)
     ends_reduce = edge.reduce_s + np.where(reduces, layer.reduce_s, 0.0)
-    return DataParallel(m * (in_backward + ends_reduce), m * (in_forward + ends_gather))
+    return DataParallel(
+        rounds * (in_backward + ends_reduce), rounds * (in_forward + ends_gather)
+    )
+
+
+def _of_all_stages(layers: StageLayers, columns: Columns) -> FloatArray:
+    """Layers of all stages together; of the first where there is no other."""
+    others = layers.last + np.maximum(columns.pp - 2, 0.0) * layers.middle
+    return layers.first + np.where(columns.is_single, 0.0, others)
 
 
 def _layer_traffic(

@@ -8,25 +8,33 @@ from parallelsim.search.asked import Asked
 
 from parallelsim.framework import FrameworkSpec
 
-Shardings = tuple[tuple[int, int], ...]
-"""Pairs of zero and dp_replicate."""
+Shardings = tuple[tuple[int, int, int], ...]
+"""Values of zero, dp_replicate and reshard_after_forward."""
 
 
 def sharding_choices(
     framework: FrameworkSpec, asked: Asked, *, pp: int, cp: int, dp: int
 ) -> Shardings:
-    """Hybrid groups have at least two ranks; sharded gradients need one stage. ZeRO 2 and 3 of
-    software with a launch target are left out unless asked for: no exporter writes them.
+    """Hybrid groups have at least two ranks; sharded gradients need one stage, or software that
+    scatters them once a step. ZeRO 2 and 3 of software with a launch target are left out unless
+    asked for. Stages of a pipeline keep what they gathered.
     """
     can, many = framework.capabilities, dp * cp > 1
-    possible = [z for z in can.zero_stages if z == 0 or (many and (z == 1 or pp == 1))]
+    highest = 3 if pp == 1 or can.sharded_stages else 1
+    possible = [z for z in can.zero_stages if z == 0 or (many and z <= highest)]
     zeros = [z for z in possible if z < 2 or framework.launches == "none"] or possible
-    pairs = []
+    ways = []
     for zero in asked.allowed("zero", zeros, can.zero_stages if many else possible):
         sizes = [n for n in _divisors(dp) if n < dp * cp]
         groups = sizes if zero >= 2 and can.hybrid_sharding else [1]
-        pairs += [(zero, n) for n in asked.allowed("dp_replicate", groups, groups)]
-    return tuple(pairs)
+        frees = [True, False] if zero == 3 and can.reshard_choice else [True]
+        frees = frees[-1:] if pp > 1 else frees
+        ways += [
+            (zero, n, freed)
+            for n in asked.allowed("dp_replicate", groups, groups)
+            for freed in asked.allowed("reshard_after_forward", frees, frees)
+        ]
+    return tuple(ways)
 
 
 def _divisors(number: int) -> list[int]:

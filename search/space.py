@@ -326,7 +326,7 @@ class SearchSpace:
 
     def _shape_switches(self, tp: int, cp: int) -> IntArray:
         """The switches without those that no shape depends on."""
-        table = self._switch_table(tp, cp, True, ((0, 1),)).copy()
+        table = self._switch_table(tp, cp, True, ((0, 1, 1),)).copy()
         table[:, [SWITCHES.index(name) for name in WITHOUT_SHAPE]] = 0
         return np.unique(table, axis=0)
 

@@ -72,7 +72,7 @@ def switch_rows(
     offloads = range(101) if can.activation_offload else (0,)
     steps_on_host = range(101) if can.optimizer_offload else (0,)
     can_keep_fp8 = can.fp8_param_gather and KEEPS_FP8[code("precision", precision)]
-    for (zero, replicas), (kind, dealt), fused, graph, dtype, *rest in itertools.product(
+    for (zero, replicas, reshards), (kind, dealt), fused, graph, dtype, *rest in itertools.product(
         shardings,
         _cp_kinds(can, asked, cp, cp_a2a, only),
         asked.allowed("cross_entropy_fusion", fusion[-1:], fusion),
@@ -94,14 +94,7 @@ def switch_rows(
             ):
                 switches = (user_buffers, fused, graph, fp8_weights)
                 chosen = (sp, zero, kind, dealt, *switches, dtype, *overlaps)
-                for reshards in _reshard_rows(can, asked, zero):
-                    yield (*chosen, replicas, reshards, *rest)
-
-
-def _reshard_rows(can: Capabilities, asked: Asked, zero: int) -> list[int]:
-    """Positions of reshard_after_forward."""
-    positions = (True, False) if zero == 3 and can.reshard_choice else (True,)
-    return asked.allowed("reshard_after_forward", positions, positions)
+                yield (*chosen, replicas, reshards, *rest)
 
 
 def _cp_kinds(

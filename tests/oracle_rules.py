@@ -256,8 +256,6 @@ def _broken_switches(plan: Plan) -> set[str]:
     returns_16_bits = plan.optimizer_offload_pct > 0 and plan.precision != "fp8-delayed"
     if plan.fp8_param_gather and not (keeps_fp8 and plan.zero >= 1 and not returns_16_bits):
         found.add("fp8-param-gather-needs-fp8-and-zero")
-    if plan.zero >= 2 and plan.pp > 1:
-        found.add("zero-2-needs-one-stage")
     if plan.precision == "fp32" and plan.grad_dtype != "fp32":
         found.add("fp32-needs-fp32-gradients")
     return found

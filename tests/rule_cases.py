@@ -245,7 +245,7 @@ CASES = {
         ["bf16", "zero=1"],
         {},
     ),
-    "zero-2-needs-one-stage": (
+    "zero-2-with-stages": (
         replace(PIPE, zero=2),
         replace(PIPE, zero=2, pp=1),
         ["zero=2", "pp=4"],

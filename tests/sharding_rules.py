@@ -18,7 +18,9 @@ def broken_sharding(
     stepped = plan.zero > 0 and plan.optimizer == "adam" and room is not None
     stepped = stepped and held <= room * cluster.num_nodes
     rest = plan.tp * plan.cp * plan.dp
+    once_a_step = can.sharded_stages and plan.zero == 3 and not plan.reshard_after_forward
     obeyed = {
+        "zero-2-with-stages": plan.zero < 2 or plan.pp == 1 or once_a_step,
         "replicas-divide-data-parallel": groups == 1
         or (plan.dp % groups == 0 and rest % (plan.ep * plan.etp * groups) == 0),
         "replicas-need-sharded-gradients": groups == 1 or plan.zero in (2, 3),

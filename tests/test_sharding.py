@@ -89,6 +89,41 @@ def test_kept_parameters_save_a_gather_and_cost_the_model_in_16_bits() -> None:
     assert 1.6 * model.num_parameters < added < 2 * model.num_parameters
 
 
+def test_stages_gather_and_scatter_once_a_step_and_keep_both_between() -> None:
+    model = load_model("llama3-8b")
+    staged = {"pp": 4, "schedule": "1f1b", "reshard_after_forward": False}
+    plans = [sharded(16, **{**staged, "global_batch_size": 16 * m}) for m in (4, 8)]
+    alone = sharded(16, pp=4, schedule="1f1b", zero=0, overlap_param_gather=False)
+    result = of([*plans, alone], gpus=64)
+    assert result.time.dp_exposed_s[0] == pytest.approx(result.time.dp_exposed_s[1])
+    assert result.step_time_s[0] < 2 * result.step_time_s[2]
+    table = model.vocab_size * model.hidden_size
+    layer = (model.num_parameters - 2 * table) / 32
+    held = 8 * layer + table  # of the first or the last stage
+    memory = result.memory
+    assert memory.optimizer_bytes[0] == pytest.approx(8 * held / 16, rel=0.01)
+    assert memory.gradients_bytes[0] == pytest.approx((4 / 16 + 4) * held, rel=0.01)
+    gathered = memory.parameters_bytes[0] - (4 / 16 + 2) * held
+    assert gathered == pytest.approx(2 * 2 * layer, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("framework", "fields", "words"),
+    [
+        ("torchtitan", {"zero": 3}, "use zero=3 with reshard_after_forward=false"),
+        ("deepspeed", {"zero": 2}, "which deepspeed does not do in a pipeline (pp=4)"),
+        ("megatron-core", {"zero": 3}, "which megatron-core does not do in a pipeline (pp=4)"),
+    ],
+)
+def test_software_that_shards_no_stages_says_so(
+    framework: str, fields: dict[str, object], words: str
+) -> None:
+    plan = sharded(2, pp=4, schedule="1f1b", **fields)
+    cluster = load_cluster("hgx-h100", num_gpus=8)
+    (found,) = explain(load_model("llama3-8b"), cluster, load_framework(framework), plan)
+    assert words in found
+
+
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_compiler_never_slows_a_step_nor_adds_memory(recompute: str) -> None:
     plans = [sharded(8, recompute=recompute, compile=on) for on in (False, True)]
