@@ -30,6 +30,7 @@ from parallelsim.operators import (
     rank_vocab,
 )
 from parallelsim.savedtensors import (
+    asynchronous_bytes,
     checkpoint_bytes,
     embedding_bytes,
     gathered_bytes,
@@ -63,6 +64,7 @@ class EdgeCosts:
     """Input of one layer: all that full recompute keeps of it, and what stages send each other."""
     embedding_bytes: FloatArray
     gathered_bytes: FloatArray
+    asynchronous_bytes: FloatArray
     loss_bytes: FloatArray
 
 
@@ -116,6 +118,7 @@ def edge_costs(
         ),
         embedding_bytes=embedding_bytes(model, keys),
         gathered_bytes=gathered_bytes(model, keys),
+        asynchronous_bytes=asynchronous_bytes(model, framework, keys),
         loss_bytes=heads * loss_bytes(model, framework, keys),
     )
 

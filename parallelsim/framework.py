@@ -197,10 +197,13 @@ class MemoryFacts:
     """Transient of the optimizer step for each resident parameter with ZeRO 1 (not divided by the
     group).
     """
+    optimizer_step_bytes_per_owned_param: float = field(default=0.0, kw_only=True)
+    """Transient of the optimizer step for each parameter whose optimizer state the rank owns."""
     unfused_norm_bytes: float
     """fp32 copies that the two eager RMSNorms of a layer keep, for each token and hidden unit."""
     param_gather_buffer: float
-    """ZeRO-3: 16-bit parameters and gradients of whole layers alive at once, in layers."""
+    """ZeRO-3: 16-bit parameters and gradients of whole layers alive at once in the backward pass,
+    in layers: two of parameters, the rest gradients (an fp32 copy counts twice)."""
     mlp_bytes_gated: float
     """Saved bytes for each token and ffn unit: 6 with fused SwiGLU, 8 without."""
     mlp_bytes_plain: float
@@ -211,10 +214,21 @@ class MemoryFacts:
     logits_bytes: float
     """Bytes for each token and (sharded) vocabulary entry at the loss."""
     logits_bytes_fused: float
+    logits_bytes_sharded: float = field(default=0.0, kw_only=True)
+    """The same where tensor parallelism shards the rows and the loss takes other kernels then,
+    compiled or not; 0: as without.
+    """
     logits_gathered: bool
     """The loss sees whole rows: not divided by tp."""
-    keeps_gathered_input: bool
-    """Sequence parallelism keeps the gathered inputs of the TP region for the backward pass."""
+    gathered_layer_bytes: float = field(default=0.0, kw_only=True)
+    """Of each layer, token and hidden unit, in whole tensors around the tensor-parallel collectives
+    of sequence parallelism that last until the backward pass; 4 where both gathered inputs are
+    kept.
+    """
+    asynchronous_hidden_bytes: float = field(default=0.0, kw_only=True)
+    """Of each token and hidden unit, in blocks that asynchronous collectives of sequence
+    parallelism still hold while the host runs ahead: of up to two micro-batches.
+    """
     backward_working_set: float
     """Of one layer's saved tensors, transient in backward."""
     fragmentation: float

@@ -17,6 +17,7 @@ from parallelsim.measured_text import (
     stated_grad_dtype,
     stated_layer_split,
     stated_modules,
+    stated_month,
     stated_offload_pct,
     stated_recompute_layers,
     stated_sharding,
@@ -80,6 +81,8 @@ def measured_plan(
     switches["cuda_graphs"] &= recompute != "full"
     if defaults.compile_with_fp8 and (IS_FP8[code("precision", precision)] or async_tp):
         switches["compile"] = True
+    if _compiles_loss(facts, defaults, tp) and switches["compile"]:
+        switches["cross_entropy_fusion"] = framework.capabilities.cross_entropy_fusion
     switches["ep_comm_overlap"] &= degrees["ep"] > 1
     switches["fp8_param_gather"] &= zero > 0 and bool(KEEPS_FP8[code("precision", precision)])
     fields: dict[str, Any] = degrees | switches | _shard_groups(sharding, degrees, cluster)
@@ -99,6 +102,12 @@ def measured_plan(
         activation_offload_pct=stated_offload_pct(facts, model.num_layers),
     )
     return with_sane_size(plan.validate()), heavier
+
+
+def _compiles_loss(facts: Facts, defaults: RunDefaults, tp: int) -> bool:
+    """A compiled model's loss is compiled too: whole rows, in software of the run's time."""
+    since, date = defaults.compiles_loss_since, stated_month(facts)
+    return tp == 1 and since is not None and date is not None and date >= since
 
 
 def _shard_groups(

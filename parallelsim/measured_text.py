@@ -49,6 +49,7 @@ _SOME_BLOCKS = re.compile(r"\bfraction of (?:the )?blocks\b", re.I)
 _SHARD_GROUP = re.compile(r"\b(?:shard (?:group|degree)\s*|FSDP\s*=\s*)(\d+)", re.I)
 _COMPILED = re.compile(r"\b(?:torch\.)?compiled?\b", re.I)
 _ASYNC_TP = re.compile(r"\basync(?:hronous)? TP\b", re.I)
+_MONTH = re.compile(r"(?<![\d.])(20\d\d)[-_/]?(0[1-9]|1[0-2])(?!\d)")
 _NAMED = re.compile(r"selective \(([^)]*)\)|^([^(;]+?) recompute\b")
 _MODULE_WORDS: Mapping[str, re.Pattern[str]] = {
     "core_attn": re.compile(r"attn|attention", re.I),
@@ -164,6 +165,12 @@ def stated_sharding(facts: Facts) -> Sharding | None:
         re.search(r"shard_grad_op", text, re.I) is None,
         "bf16" if re.match(r"[fh]sdp\b", text) else "",
     )
+
+
+def stated_month(facts: Facts) -> tuple[int, int] | None:
+    """(year, month) of the run where its source names them, as 2025-06 or 202506; else None."""
+    match = _MONTH.search(facts.text("source"))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def stated_dispatcher(facts: Facts) -> str:

@@ -4,9 +4,9 @@ M_i = S_i + max( (1 + phi) D_i , T_i ) + C0
 D_i = F_i (saved tensors of the stage) + F_i E_i + max( X_i , R_i + B_i ) + G
 
 S states (parameters, gradients, optimizer), F micro-batches in flight, E embedding output, X loss,
-R one recomputed layer, B working set of backward, G gathered input of sequence parallelism, T
-transient of the optimizer step, phi fragmentation, C0 constant. The peak of a plan is that of its
-fullest stage.
+R one recomputed layer, B working set of backward, G whole tensors of sequence parallelism, T
+transient of the optimizer step, phi fragmentation, C0 constant. X and R + B each with what ZeRO 3
+has gathered by then. The peak of a plan is that of its fullest stage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelsim.costs import SELECTIVE, CostTable
-from parallelsim.memory_states import States, states
+from parallelsim.memory_states import States, states, step_bytes
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import in_flight_micro_batches
 from parallelsim.plan import PLAN_FIELDS, code
@@ -41,7 +41,7 @@ class MemoryBreakdown:
     loss_bytes: FloatArray
     """Logits and cross-entropy where they are the larger transient, else 0."""
     working_bytes: FloatArray
-    """Other transients: backward, recompute, gathered inputs, optimizer step."""
+    """Other transients: backward, recompute, gathered inputs and parameters, optimizer step."""
     fragmentation_bytes: FloatArray
     constant_bytes: FloatArray
     """The same on every rank."""
@@ -75,6 +75,7 @@ class Activations(NamedTuple):
     embedding_bytes: FloatArray
     loss_bytes: FloatArray
     gathered_bytes: FloatArray
+    asynchronous_bytes: FloatArray
     first_bytes: FloatArray | float
     """What leading layers save beyond as many others."""
     last_bytes: FloatArray | float
@@ -94,6 +95,7 @@ def activations(table: CostTable, rows: IntArray) -> Activations:
         table.edge.embedding_bytes[rows],
         table.edge.loss_bytes[rows],
         table.edge.gathered_bytes[rows],
+        table.edge.asynchronous_bytes[rows],
         first,
         last,
     )
@@ -147,22 +149,26 @@ def stage_memory(
     if facts.selective_outputs_kept:
         transient = transient + saved.restored_bytes
     loss = saved.loss_bytes * stage.is_last
-    loss_peaks = loss > transient
+    loss_peaks = loss + held.gathered_at_loss_bytes > transient + held.gathered_bytes
     working = np.where(loss_peaks, 0.0, transient) + saved.gathered_bytes
+    if facts.asynchronous_hidden_bytes:
+        ahead = np.minimum(columns.num_micro_batches, 2)
+        working = working + ahead * saved.asynchronous_bytes
     loss = np.where(loss_peaks, loss, 0.0)
+    gathered = np.where(loss_peaks, held.gathered_at_loss_bytes, held.gathered_bytes)
     dynamic = kept + loss + working
     fragmentation = facts.fragmentation * dynamic
     resident, trained = _resident(held, stage, layers)
-    if facts.optimizer_step_bytes_per_param:
-        step = facts.optimizer_step_bytes_per_param * trained * (plans.zero == 1)
+    if facts.optimizer_step_bytes_per_param or facts.optimizer_step_bytes_per_owned_param:
+        step = step_bytes(facts, plans, columns) * trained
         working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
     return MemoryBreakdown(
-        parameters_bytes=resident[0] + held.gathered_bytes,
+        parameters_bytes=resident[0],
         gradients_bytes=resident[1],
         optimizer_bytes=resident[2],
         activations_bytes=kept,
         loss_bytes=loss,
-        working_bytes=working,
+        working_bytes=working + gathered,
         fragmentation_bytes=fragmentation,
         constant_bytes=np.float64(facts.constant_bytes)
         + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),

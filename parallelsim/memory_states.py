@@ -38,7 +38,9 @@ class States(NamedTuple):
     gradient_bytes: FloatArray
     optimizer_bytes: FloatArray
     gathered_bytes: FloatArray | float
-    """Parameters gathered at once with ZeRO 3."""
+    """With ZeRO 3, whole parameters and gradients at once in the backward pass of a layer."""
+    gathered_at_loss_bytes: FloatArray | float
+    """The same at the loss."""
     edge_optimizer_bytes: FloatArray | float
     """Added for each parameter of embedding and head."""
     experts: ExpertStates | None
@@ -97,16 +99,17 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         first = first + table.first.parameters[rows]
     if table.last is not None:
         last = last + table.last.parameters[rows]
-    gathered: FloatArray | float = 0.0
+    gathered: tuple[FloatArray | float, FloatArray | float] = (0.0, 0.0)
     if (plans.zero == 3).any():
         at_once = layer_parameters if experts is None else layer_parameters + experts[0]
-        gathered = _alive_bytes(facts, plans, columns, at_once, first + last)
+        head_gradient = 0.0 if frozen else edge.output_parameters[rows]
+        gathered = _alive_bytes(facts, plans, columns, at_once, first + last, head_gradient)
     return States(
         layer_parameters,
         first + last * np.ceil(ends.head_first),
         last * np.ceil(ends.head_last) + first * np.ceil(ends.embedding_last),
         *resident,
-        gathered,
+        *gathered,
         edge_optimizer_bytes(facts, plans, columns.shards, ends.copies),
         experts,
         table.layer.trainable_parameters[rows] if table.model.lora else None,
@@ -119,17 +122,25 @@ def _alive_bytes(
     columns: Columns,
     layer_parameters: FloatArray,
     edge_parameters: FloatArray,
-) -> FloatArray:
-    """What ZeRO 3 holds of gathered parameters and of gradients not yet scattered.
+    head_gradient: FloatArray | float,
+) -> tuple[FloatArray, FloatArray]:
+    """What ZeRO 3 holds of gathered parameters and of gradients not yet scattered, in the backward
+    pass of a layer and at the loss.
 
-    w (g N_l + N_e) bytes: g layers (half of them gradients), embedding and head N_e; gradients
-    alone where what was gathered stays (:func:`_kept_bytes`); 0 where one rank holds everything.
+    w (g N_l + N_e + N_o) bytes: the layer and the one prefetched, their gradients, and what is
+    being scattered, g layers in all; embedding and head N_e, which are gathered once; and the
+    output matrix's gradient N_o, which waits for the embedding's. At the loss w (2 N_l + N_e).
+    Gradients alone where what was gathered stays (:func:`_kept_bytes`); 0 where one rank holds
+    everything.
     """
-    width, again = np.where(IS_FP32[plans.precision], 4.0, 2.0), plans.reshard_after_forward > 0
-    alive = facts.param_gather_buffer * np.where(again, 1.0, 0.5)
-    held = width * (alive * layer_parameters + np.where(again, edge_parameters, 0.0))
-    sharded = (plans.zero == 3) & (columns.shards > plans.dp_replicate)
-    return np.where(sharded, held, 0.0)
+    freed = plans.reshard_after_forward > 0
+    width = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    width = np.where((plans.zero == 3) & (columns.shards > plans.dp_replicate), width, 0.0)
+    gathered = np.minimum(columns.layers.first, 2) * layer_parameters + edge_parameters
+    gathered = np.where(freed, gathered, 0.0)
+    scattered = (facts.param_gather_buffer - 2) * layer_parameters
+    scattered = scattered + np.where(freed | (plans.pp == 1), head_gradient, 0.0)
+    return width * (gathered + scattered), width * gathered
 
 
 def _kept_bytes(
@@ -203,6 +214,18 @@ def _spared_bytes(facts: MemoryFacts) -> float:
 def _optimizer_bytes(facts: MemoryFacts) -> FloatArray:
     """Bytes of the optimizer for a parameter by precision code; fp32 needs no master copy."""
     return facts.optimizer_bytes + np.where(IS_FP32, 0.0, facts.master_bytes)
+
+
+def step_bytes(facts: MemoryFacts, plans: PlanBatch, columns: Columns) -> FloatArray:
+    """T: transient of the optimizer step for each trained parameter of a rank.
+
+    Of a parameter that the rank holds, with ZeRO 1, and of one whose optimizer state it owns.
+    """
+    owned = facts.optimizer_step_bytes_per_owned_param / np.where(
+        plans.zero >= 1, columns.shards, 1.0
+    )
+    step: FloatArray = facts.optimizer_step_bytes_per_param * (plans.zero == 1) + owned
+    return step
 
 
 def most_parameters(held: States, columns: Columns) -> FloatArray:

@@ -36,6 +36,8 @@ class RunDefaults:
     compile: bool = False
     compile_with_fp8: bool = False
     """Compiled with an fp8 precision or asynchronous tensor parallelism."""
+    compiles_loss_since: tuple[int, int] | None = None
+    """Year and month from which a compiled model's loss over whole rows is compiled with it."""
     moe_dispatcher: str = "all-to-all"
     rack_dispatcher: str = ""
     """Where links join more GPUs than a node has; empty: the same."""
@@ -148,11 +150,13 @@ DEFAULTS: Mapping[str, RunDefaults] = {
     "torchtitan": RunDefaults(
         source=(
             "torchtitan job_config.py: fully_shard over all data-parallel ranks, fp32 reduction, "
-            "compile off; docs/float8.md and docs/async_tp.md: both need torch.compile"
+            "compile off; docs/float8.md and docs/async_tp.md: both need torch.compile; commits "
+            "e8977b00 of December 2024 and d1f62be7 of February 2025 on compiling the loss"
         ),
         zero=3,
         recomputes=("none", "full"),
         compile_with_fp8=True,
+        compiles_loss_since=(2025, 2),
         overlap_grad_reduce=True,
         overlap_param_gather=True,
     ),

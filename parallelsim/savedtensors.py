@@ -44,6 +44,16 @@ def gathered_bytes(model: ModelSpec, keys: OperatorKeys) -> FloatArray:
     return hidden + _gathered_keys_bytes(model, keys, longest)
 
 
+def asynchronous_bytes(
+    model: ModelSpec, framework: FrameworkSpec, keys: OperatorKeys
+) -> FloatArray:
+    """Whole tensors of sequence parallelism, of one micro-batch, that the allocator cannot use
+    again before the collectives have read them, while the host allocates further ones.
+    """
+    each = framework.memory.asynchronous_hidden_bytes * model.hidden_size * keys.tokens(model)
+    return np.where(keys.sequence_parallel > 0, keys.element_bytes / 2 * each, 0.0)
+
+
 def _gathered_keys_bytes(model: ModelSpec, keys: OperatorKeys, seq_length: int) -> FloatArray:
     """Keys and values of the whole sequence with their gradients, 8 k s / tp, with all-gather
     context parallelism; those of one layer at a time.
@@ -65,5 +75,7 @@ def loss_bytes(model: ModelSpec, framework: FrameworkSpec, keys: OperatorKeys) -
     memory = framework.memory
     fused = keys.cross_entropy_fusion > 0
     per_entry = np.where(fused, memory.logits_bytes_fused, memory.logits_bytes)
+    if memory.logits_bytes_sharded:
+        per_entry = np.where(keys.tp > 1, memory.logits_bytes_sharded, per_entry)
     vocab = rank_vocab(model, keys.tp) * (keys.tp if memory.logits_gathered else 1)
     return per_entry * keys.tokens(model) * vocab

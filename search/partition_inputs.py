@@ -17,7 +17,7 @@ from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Block, Layer
 from parallelsim.memory import activations
-from parallelsim.memory_states import States, states
+from parallelsim.memory_states import States, states, step_bytes
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 from parallelsim.plan_batch import PlanBatch
@@ -54,9 +54,10 @@ def partition_problem(
     facts, edge = framework.memory, table.edge
     spread = 1 + facts.fragmentation
     largest = float(layers.saved_bytes.max())
-    gathered = spread * float(saved.gathered_bytes[0])
+    ahead = min(int(columns.num_micro_batches[0]), 2)
+    gathered = spread * float(saved.gathered_bytes[0] + ahead * saved.asynchronous_bytes[0])
     first, last = float(held.first_parameters[0]), float(held.last_parameters[0])
-    per_parameter, step = _state_bytes(held), _step_bytes(framework, plan)
+    per_parameter, step = _state_bytes(held), float(step_bytes(facts, batch, columns)[0])
     embedding_forward = float(edge.embedding_forward_s[0])
     head_s, head_forward, _ = (float(seconds[0]) for seconds in head_seconds(table, rows))
     return PartitionProblem(
@@ -97,7 +98,8 @@ def _one_kind(
     """The columns of :class:`LayerItems` for one layer of this kind."""
     model = replace(model, blocks=(Block(1, (layer,)),))
     table = CostTable(model, cluster, framework, batch)
-    held = states(table, table.rows(batch), batch, plan_columns(1, batch))
+    columns = plan_columns(1, batch)
+    held = states(table, table.rows(batch), batch, columns)
     forward, parameters = float(table.layer.forward_s[0]), float(table.layer.parameters[0])
     spread = 1 + framework.memory.fragmentation
     return np.array(
@@ -108,7 +110,7 @@ def _one_kind(
             _state_bytes(held) * parameters + _expert_bytes(held, "layer_parameters"),
             spread * float(table.layer.saved_bytes[0]),
             spread * float(table.edge.checkpoint_bytes[0]),
-            _step_bytes(framework, batch.plan(0)) * parameters,
+            float(step_bytes(framework.memory, batch, columns)[0]) * parameters,
         ]
     )
 
@@ -126,8 +128,3 @@ def _expert_bytes(held: States, name: str) -> float:
         return 0.0
     each = experts.parameter_bytes + experts.gradient_bytes + experts.optimizer_bytes
     return float(np.max(each * getattr(experts, name)))
-
-
-def _step_bytes(framework: FrameworkSpec, plan: Plan) -> float:
-    """Transient of the optimizer step for a parameter."""
-    return framework.memory.optimizer_step_bytes_per_param if plan.zero == 1 else 0.0

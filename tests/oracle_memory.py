@@ -12,8 +12,10 @@ One rank of stage i holds S_i + max((1 + phi) D_i, T_i) + C0 bytes, where
     E_i   the embedding's output on the first stage
     X_i   logits and cross-entropy on the last stage
     R_i   one layer that full recomputation rebuilds;  B_i  the backward working set of one layer
-    G     the gathered input of sequence parallelism, keys and values of all-gather context
-          parallelism;  T_i  the optimizer step's transient
+    G     the gathered input of sequence parallelism and what its asynchronous collectives hold,
+          keys and values of all-gather context parallelism;  T_i  the optimizer step's transient
+
+With ZeRO 3 the loss and the backward pass each have their own whole parameters and gradients.
 """
 
 from __future__ import annotations
@@ -174,12 +176,29 @@ def saved_bytes_per_token(
     elif "core_attn" not in again:
         score_bytes = 2 + 1 + 2 if model.attention_dropout > 0 else 2
         total += score_bytes * heads * model.seq_length / plan.cp
-    if sequence_parallel and facts.keeps_gathered_input:
-        total += 4 * h
+    if sequence_parallel:
+        total += facts.gathered_layer_bytes * h
     if "mlp" in again:
         return total
     per_unit = facts.mlp_bytes_gated if layer.mlp.gated else facts.mlp_bytes_plain
-    return total + per_unit * layer.mlp.ffn_hidden_size / t
+    total += per_unit * layer.mlp.ffn_hidden_size / t
+    return total + (0 if plan.compile else facts.eager_hidden_bytes * h * sigma)
+
+
+def operators_kept_per_token(
+    model: ModelSpec, framework: FrameworkSpec, plan: Plan, layer: Layer
+) -> float:
+    """The same where selective recompute keeps some products' outputs and rebuilds all else."""
+    h, t, facts = model.hidden_size, plan.tp, framework.memory
+    attention = layer.attention
+    sigma = 1 / t if plan.sequence_parallel and t > 1 else 1.0
+    q = attention.num_heads * attention.head_dim / t
+    kv = max(attention.num_query_groups / t, 1.0) * attention.head_dim
+    f = layer.mlp.ffn_hidden_size / t
+    up = 2 * f if layer.mlp.gated else f
+    outputs = q + 2 * kv + h + up + h
+    kept = 2 * h * sigma + 2 * q + facts.selective_outputs_kept * 2 * outputs
+    return kept + (0 if plan.compile else facts.eager_hidden_bytes * h * sigma)
 
 
 def _stage_memory(
@@ -199,20 +218,34 @@ def _stage_memory(
     shards = plan.dp * plan.cp
     grad_bytes = facts.grad_bytes_fp32 if plan.grad_dtype == "fp32" else facts.grad_bytes_bf16
     parameters = facts.param_bytes * num_parameters / (shards if plan.zero >= 3 else 1)
+    whole_at_loss = whole_in_backward = 0.0
     if plan.zero == 3 and shards > plan.dp_replicate:
+        assert plan.pp == 1
         each = sum(layer_parameters(model, layer, t) for layer in layers) / len(layers)
         edges = num_parameters - len(layers) * each
-        parameters += 2 * (facts.param_gather_buffer * each + edges)
+        vocab = 128 * t * -(-model.vocab_size // (128 * t))
+        head_gradient = vocab * h / t
+        whole_in_backward = 2 * ((facts.param_gather_buffer - 2) * each + head_gradient)
+        if plan.reshard_after_forward:
+            whole_at_loss = 2 * (2 * each + edges)
+            whole_in_backward += whole_at_loss
+        else:
+            parameters += 2 * num_parameters
     gradients = grad_bytes * num_parameters / (shards if plan.zero >= 2 else 1)
     optimizer = facts.master_bytes + facts.optimizer_bytes
     optimizer *= num_parameters / (shards if plan.zero >= 1 else 1)
 
     kept = 0.0
     rebuilt = 0.0
+    restored = 0.0
     working = 0.0
     for chunk in chunks:
         for position, layer in enumerate(chunk):
             saved = saved_bytes_per_token(model, framework, plan, layer)
+            if plan.recompute == "selective" and facts.selective_outputs_kept:
+                everything = saved
+                saved = operators_kept_per_token(model, framework, plan, layer)
+                restored = n * (everything - saved)
             limit = plan.recompute_num_layers or len(chunk)
             if plan.recompute == "full" and position < limit:
                 kept += 2 * h * sigma
@@ -230,16 +263,27 @@ def _stage_memory(
     if stage == plan.pp - 1:
         vocab = 128 * t * -(-model.vocab_size // (128 * t))
         x = facts.logits_bytes_fused if plan.cross_entropy_fusion else facts.logits_bytes
+        if t > 1 and facts.logits_bytes_sharded:
+            x = facts.logits_bytes_sharded
         loss = x * n * vocab / (1 if facts.logits_gathered else t)
-    gathered = 4 * h * n if plan.sequence_parallel and t > 1 else 0.0
+    gathered = 0.0
+    if plan.sequence_parallel and t > 1:
+        ahead = 2 if plan.num_micro_batches > 1 else 1
+        gathered = (4 + ahead * facts.asynchronous_hidden_bytes) * h * n
     if plan.cp > 1 and plan.cp_comm_type == "all-gather":
         # keys, values and their gradients of the whole sequence, 16 bits each
         columns = max(layer.attention.kv_width for layer, _ in model.layer_kinds)
         gathered += 8 * columns / t * plan.micro_batch_size * model.seq_length
 
-    dynamic = activations + max(loss, rebuilt + working) + gathered
-    step = facts.optimizer_step_bytes_per_param * num_parameters if plan.zero >= 1 else 0.0
+    transient = rebuilt + restored + working
+    if loss + whole_at_loss > transient + whole_in_backward:
+        dynamic, whole = activations + loss + gathered, whole_at_loss
+    else:
+        dynamic, whole = activations + transient + gathered, whole_in_backward
+    owned = num_parameters / (shards if plan.zero >= 1 else 1)
+    step = facts.optimizer_step_bytes_per_param * num_parameters if plan.zero == 1 else 0.0
+    step += facts.optimizer_step_bytes_per_owned_param * owned
     peak = max((1 + facts.fragmentation) * dynamic, step)
     states = parameters + gradients + optimizer
-    total = states + peak + facts.constant_bytes
+    total = states + peak + whole + facts.constant_bytes
     return StageMemory(len(layers), parameters, gradients, optimizer, activations, total)

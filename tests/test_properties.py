@@ -278,7 +278,6 @@ def test_fp32_training_keeps_four_bytes_where_sixteen_bits_keep_two() -> None:
 @each_setting
 def test_sequence_parallelism_never_needs_more_saved_tensors(setting: tuple[str, str]) -> None:
     *facts, plans = setting_of(setting)
-    facts[2].memory.keeps_gathered_input and pytest.skip("the framework keeps gathered inputs")
     off = tuple(
         replace(p, sequence_parallel=False, tp_comm_overlap=False) for p in plans if p.tp > 1
     )

@@ -85,7 +85,7 @@ def test_kept_parameters_save_a_gather_and_cost_the_model_in_16_bits() -> None:
     model = load_model("llama3-8b")
     result = of([sharded(64), sharded(64, reshard_after_forward=False)], gpus=64)
     assert result.step_time_s[1] <= result.step_time_s[0]
-    added = result.memory.parameters_bytes[1] - result.memory.parameters_bytes[0]
+    added = result.memory.total_bytes[1] - result.memory.total_bytes[0]
     assert 1.6 * model.num_parameters < added < 2 * model.num_parameters
 
 

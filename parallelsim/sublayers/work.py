@@ -230,6 +230,6 @@ def spared_bytes(place: Place, elements: FloatArray) -> FloatArray:
 
 
 def gathered_input_bytes(place: Place) -> FloatArray:
-    """Inputs of one tensor-parallel region kept gathered for the backward pass: 2 T h bytes."""
-    kept = np.where(place.keys.sequence_parallel > 0, 2.0 * place.model.hidden_size, 0.0)
-    return place.tokens * kept * place.framework.memory.keeps_gathered_input
+    """Whole tensors of one of a layer's two tensor-parallel regions kept for the backward pass."""
+    each = place.framework.memory.gathered_layer_bytes / 2 * place.model.hidden_size
+    return place.tokens * np.where(place.keys.sequence_parallel > 0, each, 0.0)
