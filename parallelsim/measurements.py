@@ -11,6 +11,7 @@ import csv
 import difflib
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ SANE: Mapping[str, tuple[float, float]] = {
 _TRUE, _FALSE = ("true", "yes", "1", "1.0", "on"), ("false", "no", "0", "0.0", "off")
 SWITCH_WORDS = _TRUE + _FALSE
 """Words of a column that holds True or False."""
+_OPEN_UNIT = re.compile(r"\bGB or GiB\b", re.I)
 _NONE = (*_FALSE, "none", "null", "nan", "n/a", "-")
 
 
@@ -233,7 +235,6 @@ def _run(cells: Mapping[str, str], number: int, file: str) -> Run | BadRow:
     if None in cells or any(value is None for value in cells.values()):
         return BadRow(name, group, "the row has more or fewer cells than the header")
     try:
-        memory = facts.within("peak_memory_gb", *SANE["peak_memory_gb"])
         return Run(
             id=name,
             group=group,
@@ -241,7 +242,7 @@ def _run(cells: Mapping[str, str], number: int, file: str) -> Run | BadRow:
             facts=facts,
             flag=printable(facts.text("flag")) if facts.feature("flag") else "",
             step_time_s=measured_step_time(facts),
-            peak_memory_bytes=None if memory is None else memory * 1e9,
+            peak_memory_bytes=measured_peak_memory(facts),
             oom=facts.switch("oom"),
         )
     except RowError as error:
@@ -280,6 +281,21 @@ def measured_step_time(facts: Facts) -> float | None:
             f"{computed:.4g} s, not within {low:g} to {high:g}"
         )
     return computed if stated is None else stated
+
+
+def measured_peak_memory(facts: Facts) -> float | None:
+    """Bytes of ``peak_memory_gb``: 10^9 each, or 2^30 where ``memory_kind`` says that the source
+    prints GB or GiB.
+
+    PyTorch counts bytes, and training software prints them over 1024^3, often under the name of GB:
+    sail-sg/zero-bubble-pipeline-parallelism core/pipeline_parallel/schedules.py, InternEvo
+    utils/gputest.py; Megatron-LM and torchtitan likewise under MB and GiB. The one table that can
+    decide, arXiv:2411.05288 table 5, grows by exactly 16 bytes a parameter of the vocabulary
+    where its GB are 2^30 bytes (14.9 otherwise).
+    """
+    printed = facts.within("peak_memory_gb", *SANE["peak_memory_gb"])
+    unit = 2.0**30 if _OPEN_UNIT.search(facts.text("memory_kind")) else 1e9
+    return None if printed is None else printed * unit
 
 
 def _rows(file: str) -> Iterator[tuple[int, Mapping[str, str]]]:

@@ -63,6 +63,8 @@ ROW: Mapping[str, str] = {
     "tied_embeddings": "",
     "head_dim": "",
     "layer_split": "",
+    "source": "",
+    "memory_kind": "",
 }
 
 
@@ -157,6 +159,14 @@ def test_what_is_not_stated_takes_a_default_that_is_named(tmp_path: Path) -> Non
         ({"zero_stage": "3"}, {"zero": 3, "compile": False}),
         ({"fsdp": "FSDP2", "overlap": "torch.compile"}, {"compile": True}),
         ({"fsdp": "FSDP2", "precision": "fp8-current"}, {"compile": True}),
+        (
+            {"fsdp": "FSDP2", "overlap": "torch.compile", "source": "benchmarks/h100_202501.md"},
+            {"compile": True, "cross_entropy_fusion": False},
+        ),
+        (
+            {"fsdp": "FSDP2", "overlap": "torch.compile", "source": "benchmarks/h100_2025-06.md"},
+            {"compile": True, "cross_entropy_fusion": True},
+        ),
         (
             {"recompute": "selective", "recompute_detail": "selective layer"},
             {"recompute": "full", "recompute_num_layers": 40},
@@ -310,6 +320,17 @@ def test_step_time_follows_from_throughput(tmp_path: Path) -> None:
     (run,) = read_tables([table])
     assert isinstance(run, Run)
     assert run.step_time_s == pytest.approx(128 * 8192 / (1638.4 * 64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"),
+    [("", 1e9), ("torch max reserved, GiB converted to GB", 1e9), ("GB or GiB as printed", 2**30)],
+)
+def test_memory_of_an_open_unit_is_binary(tmp_path: Path, kind: str, unit: float) -> None:
+    cells = {"peak_memory_gb": "40", "memory_kind": kind}
+    (run,) = read_tables([write_table(tmp_path / "t.csv", cells)])
+    assert isinstance(run, Run)
+    assert run.peak_memory_bytes == 40 * unit
 
 
 def test_duplicate_ids_are_scored_once_also_across_tables(tmp_path: Path) -> None:
