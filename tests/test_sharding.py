@@ -103,8 +103,9 @@ def test_stages_gather_and_scatter_once_a_step_and_keep_both_between() -> None:
     memory = result.memory
     assert memory.optimizer_bytes[0] == pytest.approx(8 * held / 16, rel=0.01)
     assert memory.gradients_bytes[0] == pytest.approx((4 / 16 + 4) * held, rel=0.01)
-    gathered = memory.parameters_bytes[0] - (4 / 16 + 2) * held
-    assert gathered == pytest.approx(2 * 2 * layer, rel=0.01)
+    assert memory.parameters_bytes[0] == pytest.approx((4 / 16 + 2) * held, rel=0.01)
+    scattered = memory.working_bytes[0] - memory.working_bytes[2]
+    assert scattered == pytest.approx((2 + 4) * layer, rel=0.01)
 
 
 @pytest.mark.parametrize(
