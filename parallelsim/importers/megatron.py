@@ -1,0 +1,179 @@
+"""A launch script, or an argument list, of Megatron-LM as a model and a plan.
+
+The flags are those that :mod:`parallelsim.exporters.megatron` writes, and their older names;
+defaults are Megatron-LM's. What the flags do not say (the GPUs of a cluster, the nodes where a
+launcher's option says less) stays open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallelsim.errors import PlanError, SpecError
+from parallelsim.importers.arguments import Arguments
+from parallelsim.importers.bash import commands
+from parallelsim.importers.bash_expand import unset_names
+from parallelsim.importers.megatron_model import NAME, model_from_arguments
+from parallelsim.importers.megatron_plan import plan_fields
+from parallelsim.model import ModelSpec
+from parallelsim.plan import Plan, check_field
+
+_WANTED = ("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size")
+"""A command with a Python program and one of these flags is a run of Megatron-LM."""
+_OTHER_MODELS = "bert|t5|ict|vision|vlm|retro|biencoder|multimodal"
+"""In the names of programs whose models are no decoders."""
+_NODES = ("--nnodes", "--nodes", "-N")
+_PROCESSES = ("--nproc-per-node", "--ntasks-per-node", "--gpus-per-node")
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """What a script trains and how."""
+
+    model: ModelSpec
+    is_known: bool
+    """The catalogue has the model under its name."""
+    fields: Mapping[str, Any]
+    """Of the plan, as a plan file states them, but for ``dp``."""
+    num_gpus: int | None
+    """Nodes times processes of a node; None where the script does not say."""
+    ignored: tuple[str, ...]
+    """Flags that change nothing that is predicted."""
+    not_modelled: tuple[str, ...]
+    """Flags that may change time or memory, and that predictions do not know."""
+    unknown: tuple[str, ...]
+    """Flags that are none of those that are read or passed over here."""
+    notes: tuple[str, ...]
+    """What was taken otherwise than it is written, or not followed."""
+
+    def plan(self, num_gpus: int) -> Plan:
+        """The plan on so many GPUs.
+
+        Raises:
+            PlanError: the degrees do not divide them, or a field is malformed.
+        """
+        used = 1
+        for name in ("tp", "cp", "pp"):
+            check_field(name, self.fields[name])
+            used *= int(self.fields[name])
+        if num_gpus % used:
+            words = " x ".join(f"{name}={self.fields[name]}" for name in ("tp", "cp", "pp"))
+            raise PlanError(f"{words} = {used} does not divide {num_gpus} GPUs (--gpus)")
+        fields = dict(self.fields)
+        dp = num_gpus // used
+        batch = fields.pop("global_batch_size") or fields["micro_batch_size"] * dp
+        return Plan.from_dict(fields | {"dp": dp, "global_batch_size": batch})
+
+
+def import_megatron(
+    text: str,
+    file: str = "the script",
+    environment: Mapping[str, str] | None = None,
+    model: ModelSpec | None = None,
+) -> ImportedRun:
+    """The run that a launch script, or a bare list of arguments, describes.
+
+    Args:
+        text: bash, as in Megatron-LM's examples, or arguments alone.
+        file: its name in messages.
+        environment: variables that the script finds when it starts.
+        model: what is trained, in place of what the flags say.
+
+    Raises:
+        SpecError: no run or several, a value that is not set, flags that contradict each other.
+    """
+    words, notes, launcher = _run_words(text, file, environment or {})
+    arguments = Arguments.of(words, file)
+    program = launcher[-1].rsplit("/", 1)[-1] if launcher else ""
+    if model is None and re.search(_OTHER_MODELS, program):
+        message = f"{program} trains no decoder, the only models that flags are read for; name one"
+        raise SpecError(f"{message} with --model", file=file)
+    known = model or model_from_arguments(arguments)
+    fields = plan_fields(arguments, known)
+    if model is not None:  # its flags are not read
+        _read_model_flags(words, file, arguments)
+    ignored, not_modelled, unknown = arguments.unread()
+    return ImportedRun(
+        model=known,
+        is_known=known.name != NAME,
+        fields=fields,
+        num_gpus=_num_gpus(launcher, text, file),
+        ignored=tuple(ignored),
+        not_modelled=tuple(not_modelled),
+        unknown=tuple(unknown),
+        notes=(*notes, *arguments.notes),
+    )
+
+
+def _read_model_flags(words: Sequence[str], file: str, arguments: Arguments) -> None:
+    """Count the flags of the model as read."""
+    own = Arguments.of(words, file)
+    with contextlib.suppress(SpecError):  # what the flags lack, the model that was given has
+        model_from_arguments(own)
+    arguments.read |= own.read
+
+
+def _run_words(
+    text: str, file: str, environment: Mapping[str, str]
+) -> tuple[list[str], list[str], list[str]]:
+    """(arguments of the program, notes, the words before it)."""
+    first = next((s for line in text.splitlines() if (s := line.strip()) and s[0] != "#"), "")
+    if first.startswith("--"):
+        try:
+            return shlex.split(text, comments=True), [], []
+        except ValueError as error:
+            raise SpecError(f"cannot be split into arguments: {error}", file=file) from None
+    script = commands(text, file, environment, _is_run)
+    if not script.found:
+        why = f" ({script.notes[0]})" if script.notes else ""
+        message = f"starts no Python program with {_WANTED[0]} or {_WANTED[1]}{why}"
+        raise SpecError(message, file=file)
+    command, *others = script.found
+    if any(other.words != command.words for other in others):
+        lines = ", ".join(str(found.line) for found in script.found)
+        raise SpecError(f"starts several runs (lines {lines}); keep one", file=file)
+    at = _program(command.words)
+    return list(command.words[at + 1 :]), script.notes, list(command.words[: at + 1])
+
+
+def _is_run(words: Sequence[str]) -> bool:
+    flags = {word.partition("=")[0] for word in words}
+    return any(word.endswith(".py") for word in words) and bool(flags & set(_WANTED))
+
+
+def _program(words: Sequence[str]) -> int:
+    """Position of the program's name."""
+    return next(i for i, word in enumerate(words) if word.endswith(".py"))
+
+
+def _num_gpus(launcher: Sequence[str], text: str, file: str) -> int | None:
+    """Nodes times processes of each, from the launcher's options or from ``#SBATCH`` lines."""
+    directives = [
+        word for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.M) for word in line.split()
+    ]
+    nodes = _option(_NODES, launcher) or _option(_NODES, directives)
+    processes = _option(_PROCESSES, launcher) or _option(_PROCESSES, directives)
+    if not processes:
+        return None
+    starts_itself = any("torchrun" in word or word.startswith("torch.") for word in launcher)
+    nodes = nodes or ("1" if starts_itself else "")
+    for value in (nodes, processes):
+        if value and not unset_names(value) and not value.isdigit():
+            return None  # auto, gpu, or a range of nodes
+    if not nodes or unset_names(nodes + processes):
+        return None
+    return int(nodes) * int(processes)
+
+
+def _option(names: Sequence[str], words: Sequence[str]) -> str:
+    """The value of the first of some options, ``--name value`` or ``--name=value``."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") in names:
+            return value if equals else (words[index + 1] if index + 1 < len(words) else "")
+    return ""
