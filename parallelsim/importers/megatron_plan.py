@@ -9,13 +9,14 @@ from parallelsim.errors import PlanError
 from parallelsim.exporters.megatron_experts import DISPATCHER_FLAGS
 from parallelsim.exporters.megatron_flags import CP_COMM_FLAGS, LAYOUT_FLAGS
 from parallelsim.exporters.megatron_hybrid import LETTERS, chunk_layers
+from parallelsim.exporters.megatron_states import FSDP_STRATEGIES
 from parallelsim.importers.arguments import Arguments
 from parallelsim.importers.megatron_model import hybrid_pattern
 from parallelsim.model import ModelSpec
 from parallelsim.plan import MODULES, Plan
 from parallelsim.search.partition_layouts import read_megatron_layout
 
-_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_SHARDING = {"no_shard": 0, "optim": 1} | {name: zero for zero, name in FSDP_STRATEGIES.items()}
 _FP8 = {"delayed": "fp8-delayed", "tensorwise": "fp8-current", "blockwise": "fp8-blockwise"}
 _FP8 |= {"mxfp8": "mxfp8"}
 _SWITCHES = {
@@ -59,14 +60,30 @@ def plan_fields(arguments: Arguments, model: ModelSpec) -> dict[str, Any]:
     fields["cuda_graphs"] = graphs or any(older)
     for flag in _WITHOUT_FIELD:
         arguments.has(flag)
-    return fields | _optimizer(arguments)
+    return fields | _optimizer(arguments) | _activation_offload(arguments, model)
 
 
 def _optimizer(arguments: Arguments) -> dict[str, Any]:
+    """What the optimizer keeps, and the share of it that the host steps."""
     name = arguments.text("--optimizer", "adam").removeprefix("dist_")
     if name not in ("adam", "sgd", "muon"):
         raise arguments.error("--optimizer", f"expected adam, sgd or muon, got {name[:40]!r}")
-    return {"optimizer": name}
+    moments = {arguments.text(f"--exp-avg{of}-dtype", "fp32") for of in ("", "-sq")}
+    if name == "adam" and moments == {"bf16"}:
+        name = "adam-bf16"
+    elif moments != {"fp32"}:
+        words = " and ".join(sorted(moments))
+        arguments.notes.append(f"--exp-avg-dtype: moments in {words} are taken as fp32")
+    for flag in ("--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"):
+        arguments.has(flag)
+    share = arguments.number("--optimizer-offload-fraction", 1.0)
+    offloads = arguments.has("--optimizer-cpu-offload")
+    return {"optimizer": name, "optimizer_offload_pct": round(100 * share) if offloads else 0}
+
+
+def _activation_offload(arguments: Arguments, model: ModelSpec) -> dict[str, Any]:
+    layers = arguments.whole("--cpu-offloading-num-layers")
+    return {"activation_offload_pct": round(100 * layers / model.num_layers)}
 
 
 def _precision(arguments: Arguments) -> dict[str, Any]:
