@@ -77,10 +77,11 @@ def collective_exposed(
     else:
         inner = keys.tp * keys.cp
         group, share = network.group(network.cluster.num_gpus / inner, inner), 1.0
-    gather = share * network.all_gather(moved.num_bytes, group)
-    scatter = share * network.reduce_scatter(moved.num_bytes, group)
+    shown = np.where(moved.num_bytes > 0, share, 0.0)  # nothing is not sent
+    gather = shown * network.all_gather(moved.num_bytes, group)
+    scatter = shown * network.reduce_scatter(moved.num_bytes, group)
     if moved.kind == "all-reduce":
-        reduce = share * network.all_reduce(moved.num_bytes, group)
+        reduce = shown * network.all_reduce(moved.num_bytes, group)
         return Exposed(reduce, reduce)
     return Exposed(gather, scatter) if moved.kind == "all-gather" else Exposed(scatter, gather)
 

@@ -24,9 +24,9 @@ GPT2_VOCAB_SIZE = 50_257
 """Rows of the GPT-2 tokenizer, Megatron's default for GPT models (GPT2BPETokenizer)."""
 RECENT_VOCAB_SIZE = 128_256
 """Rows of the Llama 3 tokenizer, for mixtures of experts whose source states none."""
-ADAPTERS = LoRA(16, ("linear_qkv", "linear_proj"))
-"""Of runs that do not state them: the rules of MLPerf Training v4.0 for Llama 2 70B, rank 16 beside
-all four matrices of attention."""
+ADAPTERS = LoRA(16, ("linear_qkv",))
+"""Of runs that do not state them: NVIDIA's recipes adapt linear_qkv alone (Megatron-Bridge 067f987d
+perf_recipes/llama; NeMo 2 finetune_recipe with performance_mode)."""
 EXAMPLE_TOKENS = 200
 """Mean length of a SQuAD example (question, context and answer), which NeMo's fine-tuning recipes
 pack into sequences (NeMo packed_sequence.py; arXiv:1606.05250)."""

@@ -7,6 +7,7 @@ import pytest
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
+from parallelsim.collectives import Network
 from parallelsim.lora import LoRA
 from parallelsim.plan import OPTIMIZERS, Plan
 from parallelsim.plan_batch import PlanBatch
@@ -247,6 +248,30 @@ def test_adapters_train_faster_in_less_memory_than_the_whole_model(framework: st
         whole.memory.optimizer_bytes[0] * adapted.num_trainable_parameters / model.num_parameters
     )
     assert part.memory.gradients_bytes[0] < 0.01 * whole.memory.gradients_bytes[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "user_buffers", "gathers"),
+    [("linear_qkv", False, 0), ("linear_qkv", True, 1), ("linear_proj", False, 1)],
+)
+def test_adapters_gather_what_sequence_parallelism_splits(
+    target: str, user_buffers: bool, gathers: int
+) -> None:
+    """The input beside a column-parallel matrix where its own gather keeps it, the output beside a
+    row-parallel one; as many scattered backward."""
+    plain = load_model("llama3-8b")
+    adapted = replace(plain, lora=LoRA(16, (target,)))
+    cluster, framework = load_cluster("hgx-h100", num_gpus=8), load_framework("megatron-core")
+    plan = Plan(tp=8, sequence_parallel=True, tp_comm_overlap=user_buffers, global_batch_size=2)
+    plans = PlanBatch.from_plans([plan])
+    seconds = [simulate(m, cluster, framework, plans).time for m in (plain, adapted)]
+    network = Network(cluster)
+    tensor = np.array([2.0 * plain.seq_length * plain.hidden_size])
+    group = network.group(np.array([8]), np.array([1]))
+    moved = network.all_gather(tensor, group) + network.reduce_scatter(tensor, group)
+    shown = framework.overlap.tp_exposed * moved[0] * 2 * plain.num_layers
+    added = seconds[1].tp_exposed_s[0] - seconds[0].tp_exposed_s[0]
+    assert added == pytest.approx(gathers * shown, rel=1e-9, abs=1e-9)
 
 
 def test_one_plan_alone_gives_what_it_gives_in_a_batch() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from parallelsim.layers import MixtureOfExperts, SubLayer
 from parallelsim.lora import LoRA, matrices
 from parallelsim.operators import FloatArray, Gemm
-from parallelsim.sublayers.work import Place, Work
+from parallelsim.sublayers.work import Collective, Place, Work
 
 COLUMN_PARALLEL = ("linear_qkv", "linear_fc1")
 """Matrices whose output is split over tp; of the others the input is."""
@@ -24,13 +24,19 @@ def adapted(asked: Work, part: SubLayer, lora: LoRA, place: Place) -> Work:
     bytes forward and one to its input's gradient of 6 T a backward, and dropout of its input, 5 T a
     each way; r (a + b) parameters are trained, a or b divided by tp. A frozen matrix without
     adapter needs no input for the backward pass: 2 T a bytes less are saved, with one 3 T a more,
-    over tp with sequence parallelism. Neglects: the gathers around adapters of tensor-parallel
-    matrices, data-parallel groups of experts' adapters.
+    over tp with sequence parallelism. That splits tensors that an adapter needs whole: the input
+    beside a column-parallel matrix, unless the matrix's own gather returns it, which user buffers
+    do not; the output beside a row-parallel one: a gather of 2 T a or 2 T b bytes each, scattered
+    backward (Megatron-Bridge 067f987d peft/utils.py). Neglects: gathers of r columns, data-parallel
+    groups of experts' adapters.
     """
     h, shards = place.model.hidden_size, place.keys.sequence_shards
     forward, backward = np.zeros_like(asked.forward_bytes), np.zeros_like(asked.forward_bytes)
     saved, trained = asked.saved_bytes, np.zeros_like(asked.forward_bytes)
     gemms: list[Gemm] = []
+    gathers: list[Collective] = []
+    whole = np.where(place.keys.sequence_parallel > 0, 2.0 * place.width * place.tokens, 0.0)
+    whole_input = np.where(place.keys.tp_comm_overlap > 0, whole, 0.0)
     rank = np.full_like(trained, lora.rank)
     for name, into, out, copies in matrices(part, h):
         split = name in COLUMN_PARALLEL
@@ -43,6 +49,9 @@ def adapted(asked: Work, part: SubLayer, lora: LoRA, place: Place) -> Work:
         kept = a / shards if split else a
         if name in lora.targets:
             gemms += [Gemm(tokens, rank, a), Gemm(tokens, b, rank)]
+            if copies == 1:
+                moved = whole_input * a if split else whole * b
+                gathers.append(Collective("all-gather", moved, "tp"))
             forward = forward + place.width * tokens * (6.0 * b + 5.0 * a)
             backward = backward + place.width * tokens * (6.0 + 5.0) * a
             saved = saved + place.width * tokens * (2.0 * rank + 3.0 * kept)
@@ -53,6 +62,7 @@ def adapted(asked: Work, part: SubLayer, lora: LoRA, place: Place) -> Work:
     return replace(
         asked,
         adapters=tuple(gemms),
+        collectives=(*asked.collectives, *gathers),
         trainable_parameters=trained,
         parameters=asked.parameters + trained,
         forward_bytes=asked.forward_bytes + forward,
