@@ -5,9 +5,9 @@ With r_i = log(measured / predicted(z)), minimise
     sum_i k_i rho(r_i / s) + sum_p z_p^2 / 2,    rho(u) = d^2 ( sqrt(1 + (u/d)^2) - 1 )
 
 by Gauss-Newton with numerical derivatives through the simulator. rho is quadratic for small u and
-linear beyond d: one wild run pulls no further. k_i makes the n runs of a source count as
-n / (1 + (n - 1) c) independent ones (Kish's design effect): they share a cluster, a software stack
-and the equations' mistakes.
+linear beyond d: one wild run pulls no further. k_i makes the n runs of a family (a source, its
+dense models, mixtures, adapters and sharded runs apart) count as n / (1 + (n - 1) c) independent
+ones (Kish's design effect): they share a cluster, a software stack and the equations' mistakes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NOISE = 0.06
 """Of the log of a step time that no constant explains: runs repeat to 1 to 5 %, layouts add."""
 ROBUST = 1.5
 """d."""
-CORRELATION = 0.05
-"""c: any number of runs of one source count as no more than 20."""
+CORRELATION = 0.02
+"""c: any number of runs of one family count as no more than 50."""
 MAX_ITERATIONS = 16
 REFRESHES = 1
 """Jacobians computed after that of the priors; between them steps reuse the last."""
@@ -74,7 +74,7 @@ def most_probable(
     Args:
         predictor: of the runs to fit, and of no others.
         measured: step times, shape [P].
-        groups: source of each run.
+        groups: family of each run.
         start: (step times, Jacobian) at z = 0, where they are known.
     """
     log_measured, weights = np.log(measured), source_weights(groups)

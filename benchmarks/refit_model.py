@@ -87,6 +87,8 @@ def attributes(case: Case) -> dict[str, str]:
         "framework": case.framework.name,
         "accelerator": accelerator.name,
         "architecture": accelerator.architecture,
+        "kernels": f"{case.framework.name} on {accelerator.architecture}",
+        "experts": str(case.model.has_experts),
         "flash": facts.text("flash_attention").lower(),
         "network": "measured" if measured else "catalogue",
     }
