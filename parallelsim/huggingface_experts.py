@@ -1,8 +1,9 @@
-"""Hugging Face configurations of mixtures of experts: Mixtral, Qwen, GPT-OSS, Llama 4, DeepSeek.
+"""Hugging Face configurations of mixtures of experts, from Mixtral to DeepSeek.
 
 Keys and defaults are those of each architecture's configuration class in the transformers library
-(``src/transformers/models/*/configuration_*.py``). DeepSeek-V3, Kimi K2 and GPT-OSS are released
-quantised: their ``quantization_config`` says nothing of the architecture and is ignored.
+(``src/transformers/models/*/configuration_*.py``; Grok-1's comes with its checkpoint). DeepSeek-V3,
+Kimi K2 and GPT-OSS are released quantised: their ``quantization_config`` says nothing of the
+architecture and is ignored.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from parallelsim.yaml_io import shown
 def _model(config: ConfigReader, name: str, layers: Sequence[Layer], **fields: Any) -> ModelSpec:
     """What these architectures have in common: RoPE, RMSNorm and an embedding."""
     theta = fields.pop("rope_theta", 10_000.0)
+    tied = fields.pop("tied_embeddings", config.flag("tie_word_embeddings", False))
     return ModelSpec(
         name=name,
         hidden_size=config.whole("hidden_size"),
@@ -28,7 +30,7 @@ def _model(config: ConfigReader, name: str, layers: Sequence[Layer], **fields: A
         max_seq_length=config.whole("max_position_embeddings"),
         default_global_batch_tokens=0,
         blocks=blocks_of(layers),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
+        tied_embeddings=tied,
         rotary_base=config.number("rope_theta", default=theta),
         attention_dropout=config.share("attention_dropout"),
         **fields,
@@ -73,6 +75,22 @@ def _mixtral(config: ConfigReader, name: str) -> ModelSpec:
     _, _, num_layers = config.sizes()
     layer = Layer(_attention(config), experts=experts)
     return _model(config, name, [layer] * num_layers, rope_theta=1e6)
+
+
+def _grok_1(config: ConfigReader, name: str) -> ModelSpec:
+    """Norms before and after each sub-layer; scores are chosen after the softmax, GELU is fixed."""
+    experts = MixtureOfExperts(
+        num_experts=config.whole("num_experts|num_local_experts"),
+        top_k=config.whole("num_experts_per_tok"),
+        ffn_hidden_size=config.whole("intermediate_size"),
+        gated=True,
+        activation="gelu",
+        router_pre_softmax=True,
+    )
+    _, _, num_layers = config.sizes()
+    layer = Layer(_attention(config), experts=experts, num_norms=4)
+    tied = config.flag("tie_word_embeddings", True)
+    return _model(config, name, [layer] * num_layers, tied_embeddings=tied)
 
 
 def _qwen_moe(config: ConfigReader, name: str, attention: Attention, **more: Any) -> ModelSpec:
@@ -235,6 +253,7 @@ def _deepseek_experts(config: ConfigReader) -> MixtureOfExperts:
 
 EXPERT_BUILDERS: Mapping[str, Callable[[ConfigReader, str], ModelSpec]] = {
     "mixtral": _mixtral,
+    "grok-1": _grok_1,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "gpt_oss": _gpt_oss,

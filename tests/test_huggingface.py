@@ -79,6 +79,7 @@ def test_every_known_architecture_is_tested():
         ("bloom", "bloom-176b"),
         ("bert-large-uncased", "bert-large"),
         ("mixtral-8x7b", "mixtral-8x7b"),
+        ("grok-1", "grok-1"),
         ("mixtral-8x22b", "mixtral-8x22b"),
         ("qwen3-30b-a3b", "qwen3-30b-a3b"),
         ("qwen3-235b-a22b", "qwen3-235b-a22b"),
@@ -105,6 +106,7 @@ def test_a_configuration_describes_the_catalogue_model(name, catalogue):
         "tied_embeddings",
         "norm",
         "position_embedding",
+        "rotary_base",
         "norm_bias",
         "embedding_norm",
         "final_norm",
@@ -264,8 +266,8 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
     ("change", "message"),
     [
         (
-            {"model_type": "grok-1"},
-            "model_type: 'grok-1' is not known; known: bamba, bert, bloom",
+            {"model_type": "grok-9"},
+            "model_type: 'grok-9' is not known; known: bamba, bert, bloom",
         ),
         ({"model_type": None}, "model_type: this key is missing"),
         ({"model_type": ["llama"]}, "model_type: expected text, got a list of 1"),
