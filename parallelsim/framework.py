@@ -199,6 +199,9 @@ class MemoryFacts:
     """
     optimizer_step_bytes_per_owned_param: float = field(default=0.0, kw_only=True)
     """Transient of the optimizer step for each parameter whose optimizer state the rank owns."""
+    stage_buffers_kept: bool = field(default=False, kw_only=True)
+    """Pipeline stages have buffers of their own for what every micro-batch of a step receives, and
+    keep what the micro-batches in flight sent."""
     unfused_norm_bytes: float
     """fp32 copies that the two eager RMSNorms of a layer keep, for each token and hidden unit."""
     param_gather_buffer: float

@@ -113,14 +113,17 @@ def _compiles_loss(facts: Facts, defaults: RunDefaults, tp: int) -> bool:
 def _shard_groups(
     sharding: Sharding | None, degrees: dict[str, int], cluster: ClusterSpec
 ) -> dict[str, Any]:
-    """Placement of fully sharded data parallelism; hybrid groups of unstated size are nodes."""
+    """Placement of fully sharded data parallelism; hybrid groups of unstated size are nodes.
+
+    Pipeline stages keep what they have gathered (torchtitan llama3/parallelize.py apply_fsdp).
+    """
     if sharding is None:
         return {}
     ranks = degrees["dp"] * degrees["cp"]
     group = sharding.group or (cluster.gpus_per_node if sharding.is_hybrid else ranks)
     return {
         "dp_replicate": max(ranks // group, 1),
-        "reshard_after_forward": sharding.reshard,
+        "reshard_after_forward": sharding.reshard and degrees["pp"] == 1,
     }
 
 

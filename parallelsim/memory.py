@@ -154,6 +154,8 @@ def stage_memory(
     if facts.asynchronous_hidden_bytes:
         ahead = np.minimum(columns.num_micro_batches, 2)
         working = working + ahead * saved.asynchronous_bytes
+    if facts.stage_buffers_kept:
+        working = working + _stage_buffers(plans, columns, in_flight, stage, saved)
     loss = np.where(loss_peaks, loss, 0.0)
     gathered = np.where(loss_peaks, held.gathered_at_loss_bytes, held.gathered_bytes)
     dynamic = kept + loss + working
@@ -173,6 +175,21 @@ def stage_memory(
         constant_bytes=np.float64(facts.constant_bytes)
         + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),
     )
+
+
+def _stage_buffers(
+    plans: PlanBatch, columns: Columns, in_flight: FloatArray, stage: Stage, saved: Activations
+) -> FloatArray:
+    """What a stage's neighbours send, beside the saved inputs of layers: v x (m - F) of inputs and
+    v x (m + F) of gradients and outputs, for m micro-batches of x bytes and v virtual stages.
+
+    The first stage receives no inputs, the last one no gradients.
+    """
+    m, last = columns.num_micro_batches, columns.pp - 1
+    inputs = np.where(stage.position > 0, m - in_flight, 0.0)
+    outputs = np.where(stage.position < last, m + in_flight, 0.0)
+    buffers: FloatArray = plans.vpp * saved.checkpoint_bytes * (inputs + outputs)
+    return buffers
 
 
 def _resident(

@@ -275,6 +275,12 @@ def _stage_memory(
         columns = max(layer.attention.kv_width for layer, _ in model.layer_kinds)
         gathered += 8 * columns / t * plan.micro_batch_size * model.seq_length
 
+    if facts.stage_buffers_kept:
+        m, sent = plan.num_micro_batches, 2 * h * n * sigma
+        if stage > 0:  # inputs of all micro-batches; those in flight are saved tensors
+            gathered += plan.vpp * sent * (m - flights)
+        if stage < plan.pp - 1:  # gradients of all, outputs of those in flight
+            gathered += plan.vpp * sent * (m + flights)
     transient = rebuilt + restored + working
     if loss + whole_at_loss > transient + whole_in_backward:
         dynamic, whole = activations + loss + gathered, whole_at_loss

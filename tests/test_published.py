@@ -31,7 +31,7 @@ MEAN_STEP_TIME_ERROR = {
 """Percent. Largest where the table is of one stack that no constant was fitted on."""
 MEAN_PEAK_MEMORY_ERROR = {
     "simumax_2025": 2.0,
-    "torchtitan_2024": 2.5,
+    "torchtitan_2024": 3.5,
     "vocabulary_parallelism_2024": 3.0,
     "zero_bubble_2023": 3.5,
 }
