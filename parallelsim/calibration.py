@@ -312,9 +312,7 @@ def _map_estimate(
     return z
 
 
-def _posterior_sd(
-    jacobian: FloatArray, weights: FloatArray, free: NDArray[np.bool_]
-) -> FloatArray:
+def _posterior_sd(jacobian: FloatArray, weights: FloatArray, free: NDArray[np.bool_]) -> FloatArray:
     """Posterior over prior standard deviation, shape [K]; 1 where a factor is not free."""
     sd = np.ones(len(free))
     if free.any():

@@ -17,6 +17,7 @@ import click
 
 from parallelsim.cli_calibrate import calibrate
 from parallelsim.cli_catalog import clusters, frameworks, models
+from parallelsim.cli_explain import explain
 from parallelsim.cli_fit import fit
 from parallelsim.cli_plan import plan
 from parallelsim.cli_simulate import compare, export, simulate
@@ -124,6 +125,6 @@ def main() -> None:
     """
 
 
-_TOOLS = (plan, simulate, fit, compare, export, timeline, validate, calibrate)
+_TOOLS = (plan, simulate, explain, fit, compare, export, timeline, validate, calibrate)
 for _command in (*_TOOLS, models, clusters, frameworks):
     main.add_command(_command)

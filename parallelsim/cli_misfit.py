@@ -141,7 +141,7 @@ def _contradiction(inputs: Inputs, search: SearchOptions) -> str:
     if "recompute_num_layers" in guilty:  # both come from recompute=full:N
         guilty = [name for name in guilty if name != "recompute"]
     words = ", ".join(_assignment(name, given[name]) for name in guilty)
-    reasons = _broken(inputs, {name: _first(value) for name, value in given.items()})
+    reasons = broken_by(inputs, {name: _first(value) for name, value in given.items()})
     why = f": {reasons[0]}" if reasons else ""
     return f"{words or 'the framework'} leave{'' if len(guilty) > 1 else 's'} no candidate{why}"
 
@@ -177,7 +177,7 @@ def _space_is_empty(inputs: Inputs, search: SearchOptions, without: str) -> bool
         return True
 
 
-def _broken(inputs: Inputs, fixed: Mapping[str, Any]) -> list[str]:
+def broken_by(inputs: Inputs, fixed: Mapping[str, Any]) -> list[str]:
     """What the rules say of the nearest well-formed plan with the fixed values."""
     from parallelsim.cli_defaults import with_searched_defaults
     from parallelsim.rules import explain

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from parallelsim.cli_explain import answered, print_answers, why_not_option
 from parallelsim.cli_inputs import Inputs, load_inputs, run_search, shown_path
 from parallelsim.cli_misfit import NUM_TIGHT_SHOWN, explain_misfit
 from parallelsim.cli_options import (
@@ -15,10 +17,11 @@ from parallelsim.cli_options import (
     search_options,
     spec_options,
 )
-from parallelsim.cli_values import whole_number
+from parallelsim.cli_values import Part, whole_number
 
 if TYPE_CHECKING:
     from parallelsim.search.result import SearchResult
+    from parallelsim.why_not import WhyNot
 
 EXIT_INTERRUPTED = 130
 
@@ -50,6 +53,7 @@ EXIT_INTERRUPTED = 130
     metavar="TARGET[:FILE]",
     help="Write plan 1 as a launch script; without FILE it is printed instead of the table.",
 )
+@why_not_option
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option(
     "--all-variants",
@@ -63,6 +67,7 @@ def plan(
     as_json: bool,
     output: str | None,
     export: str | None,
+    parts: tuple[Part, ...],
     force: bool,
     all_variants: bool,
 ) -> int:
@@ -87,18 +92,22 @@ def plan(
         raise click.UsageError(f"--output and --export name the same file, {shown_path(output)}")
     inputs = load_inputs(spec, spec.num_gpus)
     result = run_search(inputs, search, top)
+    answers = answered(inputs, search, parts, result.plans.take(slice(1)))
     if not len(result.plans):
         if as_json:
-            _print_json(inputs, search, result)
+            _print_json(inputs, search, result, answers)
+        else:
+            print_answers(answers)
         return explain_misfit(inputs, search, result, as_json)
     text = _script(inputs, target, result) if target else None
     _write_files(inputs, result, output, script, text, force)
     if as_json:
-        _print_json(inputs, search, result)
+        _print_json(inputs, search, result, answers)
     elif target and script is None:
         click.echo(text, nl=False)
     else:
         _print_plans(inputs, search, result, output, all_variants)
+        print_answers(answers)
     return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
 
 
@@ -126,10 +135,17 @@ def _script(inputs: Inputs, target: str, result: SearchResult) -> str:
     )
 
 
-def _print_json(inputs: Inputs, search: SearchOptions, result: SearchResult) -> None:
+def _print_json(
+    inputs: Inputs, search: SearchOptions, result: SearchResult, answers: Sequence[WhyNot]
+) -> None:
     from parallelsim.report.documents import json_text, plan_document
 
-    click.echo(json_text(plan_document(inputs.head(), search.memory_limit, result)))
+    document = plan_document(inputs.head(), search.memory_limit, result)
+    if answers:
+        from parallelsim.report.explained import why_not_rows
+
+        document["why_not"] = why_not_rows(answers)
+    click.echo(json_text(document))
 
 
 def _print_plans(

@@ -164,9 +164,7 @@ def _print_groups(rows: tuple[ScoredRow, ...], all_groups: bool) -> None:
     if hidden:
         click.echo(f"{hidden} with less regret not shown (--groups or --json has them)")
     click.echo("\n" + paragraph(f"Reliability. {accuracy.RELIABILITY_NOTE}."))
-    print_table(
-        accuracy.RELIABILITY_COLUMNS, accuracy.reliability_rows(p_best_reliability(groups))
-    )
+    print_table(accuracy.RELIABILITY_COLUMNS, accuracy.reliability_rows(p_best_reliability(groups)))
 
 
 def _unknown_flags(rows: tuple[ScoredRow, ...]) -> list[str]:

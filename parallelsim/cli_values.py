@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import click
@@ -96,6 +96,29 @@ def limited_values(text: str) -> dict[str, Values]:
     """
     with _as_bad_parameter():
         return unique((name, _limit_values(name, part)) for name, part in assignments(text))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a search space: plan fields with the values that they have in it."""
+
+    text: str
+    """As it was given."""
+    values: dict[str, Values]
+
+
+def part_of_space(text: str | Part) -> Part:
+    """``tp=4,cp=1|2,recompute=full:2``: as ``--fix`` and ``--limit`` take them, together."""
+    if isinstance(text, Part):  # click converts defaults and values of multiple options again
+        return text
+    with _as_bad_parameter():
+        pairs: list[tuple[str, Values]] = []
+        for name, part in assignments(text):
+            if "|" in part or ".." in part:
+                pairs.append((name, _limit_values(name, part)))
+            else:
+                pairs += [(field, (value,)) for field, value in _fixed_value(name, part)]
+        return Part(text, unique(pairs))
 
 
 def settings(text: str) -> dict[str, Value]:

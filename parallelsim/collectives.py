@@ -66,9 +66,7 @@ class Network:
         ]
         return Group(ranks, (*inside, ranks) if len(self._sizes) > 1 else (ranks,))
 
-    def all_gather(
-        self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0
-    ) -> FloatArray:
+    def all_gather(self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0) -> FloatArray:
         """Seconds until every rank holds all ``num_bytes``; 0 for one rank.
 
         t = max( inside the domain, (k - 1)/k S / (r eta B) + alpha (n - 1)/2 over each outer tier )
@@ -83,9 +81,7 @@ class Network:
         """Seconds until every rank holds its reduced share of ``num_bytes``; 0 for one rank."""
         return self._hierarchical("reduce_scatter", num_bytes, group, nic_share)
 
-    def all_reduce(
-        self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0
-    ) -> FloatArray:
+    def all_reduce(self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0) -> FloatArray:
         """Seconds until every rank holds the sum.
 
         Inside a domain the measured curve (NVLS where the hardware has it); across, a

@@ -126,12 +126,27 @@ def _sentence(
         if abs(gain) < EQUAL_SHARE:
             how_much = f"as fast as (within {EQUAL_SHARE:.1%}) {it}".replace("%", " %")
         verdict = f"{me} ({format_seconds(first)}) is {how_much} ({format_seconds(second)})"
-    saved = {name: values[other] - values[0] for name, values in time.items()}
-    gains = _named(saved, first)
-    losses = _named({name: -value for name, value in saved.items()}, first)
+    gains, losses = _saved_and_paid({n: (v[0], v[other]) for n, v in time.items()}, first)
     verdict += f": it saves {gains}" if gains else ""
     verdict += f"{', and' if gains else ':'} pays {losses} more" if losses else ""
     return f"{verdict}. It has {how}."
+
+
+def time_differences(first: Simulation, second: Simulation) -> tuple[str, str]:
+    """What the one plan of the first simulation saves against that of the second, and what it pays
+    more, in words: the largest terms of the step.
+    """
+    pairs = {
+        field.name: tuple(float(getattr(s.time, field.name)[0]) for s in (first, second))
+        for field in fields(first.time)
+    }
+    return _saved_and_paid(pairs, float(first.step_time_s[0]))
+
+
+def _saved_and_paid(time: Mapping[str, tuple[float, ...]], step_time_s: float) -> tuple[str, str]:
+    saved = {name: second - first for name, (first, second) in time.items()}
+    paid = {name: -value for name, value in saved.items()}
+    return _named(saved, step_time_s), _named(paid, step_time_s)
 
 
 def _named(amounts: Mapping[str, float], step_time_s: float) -> str:

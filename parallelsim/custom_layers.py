@@ -230,9 +230,7 @@ def unsharded(hidden_size: int, seq_length: int) -> dict[str, Value]:
     return {name: np.array([float(value)]) for name, value in values.items()}
 
 
-def custom_from_file(
-    operators: list[Mapping[str, Any]], input_values: object = None
-) -> Custom:
+def custom_from_file(operators: list[Mapping[str, Any]], input_values: object = None) -> Custom:
     """A sub-layer from a file's list of mappings; sizes are numbers or texts."""
     flags = ("name", "kind", "weights", "causal", "group")
     made = []
@@ -245,5 +243,3 @@ def custom_from_file(
         made.append(CustomOperator(**given, sizes=sizes))
     values = None if input_values is None else Expression(str(input_values))
     return Custom(tuple(made), values)
-
-

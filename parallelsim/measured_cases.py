@@ -75,9 +75,7 @@ class CaseBuilder:
         _refuse_unsupported(facts)
         base = self._framework(run)
         release = stated_release(facts)
-        defaults = run_defaults(
-            base.name, follows_recipe=follows_recipe(facts), release=release
-        )
+        defaults = run_defaults(base.name, follows_recipe=follows_recipe(facts), release=release)
         framework: FrameworkSpec = self._once(
             ("framework", base.name, *(facts.text(k) for k in FRAMEWORK_FACTS)),
             lambda: self._interned("framework", _as_forked(framework_variant(base, facts), facts)),

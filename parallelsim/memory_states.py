@@ -271,9 +271,7 @@ def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -
     return most_parameters(in_bytes, columns)
 
 
-def gathered_expert_bytes(
-    experts: ExpertStates, plans: PlanBatch, columns: Columns
-) -> FloatArray:
+def gathered_expert_bytes(experts: ExpertStates, plans: PlanBatch, columns: Columns) -> FloatArray:
     """The same of routed experts."""
     return gathered_width(plans) * most_expert_parameters(experts, columns)
 

@@ -250,9 +250,7 @@ SHAPE_RULES: tuple[Rule, ...] = (
         "cross-attention-needs-one-stage",
         "models with an encoder, or attention to another sequence, need pp = 1",
         lambda c, p: p.pp > 1 if c.model.has_cross_attention else False,
-        lambda c, p: (
-            f"stages pass on one sequence, the model has two: pp must be 1, got pp={p.pp}"
-        ),
+        lambda c, p: f"stages pass on one sequence, the model has two: pp must be 1, got pp={p.pp}",
     ),
     Rule(
         "batch-divides-by-replicas",

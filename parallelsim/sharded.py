@@ -104,9 +104,7 @@ def sharded_exposed(
     in_backward = in_backward + recomputed * added(backward + forward, again, layer.reduce_s)
     ends_gather = edge.gather_s + np.where(gathers, layer.gather_s, 0.0)
     ends_reduce = edge.reduce_s + np.where(reduces, layer.reduce_s, 0.0)
-    return DataParallel(
-        rounds * (in_backward + ends_reduce), rounds * (in_forward + ends_gather)
-    )
+    return DataParallel(rounds * (in_backward + ends_reduce), rounds * (in_forward + ends_gather))
 
 
 def _of_all_stages(layers: StageLayers, columns: Columns) -> FloatArray:
@@ -115,9 +113,7 @@ def _of_all_stages(layers: StageLayers, columns: Columns) -> FloatArray:
     return layers.first + np.where(columns.is_single, 0.0, others)
 
 
-def _layer_traffic(
-    table: CostTable, plans: PlanBatch, columns: Columns, held: States
-) -> Traffic:
+def _layer_traffic(table: CostTable, plans: PlanBatch, columns: Columns, held: States) -> Traffic:
     """Of one layer, routed experts by themselves: other ranks hold copies of them."""
     width = gathered_width(plans)
     gradient = np.where(plans.grad_dtype == FP32, 4.0, 2.0)

@@ -197,9 +197,7 @@ def after_stages(
     straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
     overhead = per_micro_batch + framework.host.step_s
     steady, bubble = pipeline.steady_s, pipeline.bubble_s
-    return StepTail(
-        steady, p2p, bubble, dp, optimizer, overhead, straggler, offload, gather_s
-    )
+    return StepTail(steady, p2p, bubble, dp, optimizer, overhead, straggler, offload, gather_s)
 
 
 def _synchronized(
@@ -293,9 +291,7 @@ def _offload(
     return columns.num_micro_batches * most * each
 
 
-def _transfers(
-    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
-) -> FloatArray:
+def _transfers(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns) -> FloatArray:
     """Exposed transfers between stages, seconds.
 
     2 v for each micro-batch (the exposed share), and 2 (p - 1) to fill and drain (T12).

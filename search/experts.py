@@ -86,9 +86,7 @@ class ExpertChoices:
         for ep in asked.allowed("ep", self._degrees(), self._degrees()):
             splits = self._splits(num_ranks // ep) if num_ranks % ep == 0 else []
             usual_splits = [
-                etp
-                for etp in splits
-                if etp == 1 or (tp % etp == 0 and not self._spreads(ep * etp))
+                etp for etp in splits if etp == 1 or (tp % etp == 0 and not self._spreads(ep * etp))
             ]
             for etp in asked.allowed("etp", usual_splits, splits):
                 usual, possible = self._dispatchers(ep * etp)

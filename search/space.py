@@ -302,9 +302,7 @@ class SearchSpace:
         rows = _crossed(degrees, switches)
         return _crossed(rows, dealt) if dealt.shape[1] else rows
 
-    def _switch_table(
-        self, tp: int, cp: int, many_shards: bool, shardings: Shardings
-    ) -> IntArray:
+    def _switch_table(self, tp: int, cp: int, many_shards: bool, shardings: Shardings) -> IntArray:
         """Canonical combinations of the switches for these degrees."""
         heads = math.gcd(self._facts.heads, *self._facts.groups)
         split = hybrid_split(tp, cp, self.cluster.domain_size, heads)

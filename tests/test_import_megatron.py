@@ -141,7 +141,8 @@ def test_words_are_those_that_bash_passes_on(tmp_path: Path) -> None:
 BARE = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
     "--group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 "
-    "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--position-embedding-type rope --rotary-base 500000 --swiglu --normalization RMSNorm "
+    "--disable-bias-linear "
     "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --bf16 "
     "--micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size 2"
 )

@@ -259,25 +259,33 @@ def _named(arguments: Arguments, model: ModelSpec, *, has_vocabulary: bool) -> M
     Raises:
         SpecError: the vocabulary is not stated, and no model of the catalogue is alike.
     """
-    for known in _catalogue():
-        spare = known.vocab_size - model.vocab_size  # a tokenizer may add a token for the end
-        if has_vocabulary and spare not in (0, 1):
-            continue
-        if known.hidden_size == model.hidden_size and _essence(known, model) == _essence(model):
-            return replace(
-                known,
-                seq_length=model.seq_length,
-                max_seq_length=max(known.max_seq_length, model.max_seq_length),
-                hidden_dropout=model.hidden_dropout,
-                attention_dropout=model.attention_dropout,
-            )
-    if not has_vocabulary:
+    alike = [known for known in _catalogue() if _is_alike(known, model, has_vocabulary)]
+    closest = [known for known in alike if known.rotary_base == model.rotary_base] or alike
+    names = [known.name for known in closest]
+    if not has_vocabulary and len({known.vocab_size for known in closest}) != 1:
+        which = " and ".join(names) + " have" if names else "no model of the catalogue has"
         raise SpecError(
-            "states no --vocab-size (its tokenizer has it), and no model of the catalogue has the "
-            "same layers; name the model with --model",
+            f"states no --vocab-size (its tokenizer has it), and {which} the same layers; name the "
+            "model with --model",
             file=arguments.file,
         )
-    return model
+    if not closest:
+        return model
+    if not has_vocabulary:
+        arguments.notes.append(f"no --vocab-size: that of {names[0]}, which has the same layers")
+    return replace(
+        closest[0],
+        seq_length=model.seq_length,
+        max_seq_length=max(closest[0].max_seq_length, model.max_seq_length),
+        hidden_dropout=model.hidden_dropout,
+        attention_dropout=model.attention_dropout,
+    )
+
+
+def _is_alike(known: ModelSpec, model: ModelSpec, has_vocabulary: bool) -> bool:
+    """A tokenizer may add a token for the end to the vocabulary that is stated."""
+    same = known.hidden_size == model.hidden_size and _essence(known, model) == _essence(model)
+    return same and (not has_vocabulary or known.vocab_size - model.vocab_size in (0, 1))
 
 
 @cache

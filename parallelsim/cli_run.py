@@ -1,0 +1,128 @@
+"""A plan that a file states: one that ``plan`` wrote, or a launch script of today."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from parallelsim.cli_inputs import Inputs, load_specs, with_defaults
+from parallelsim.cli_options import SpecOptions
+from parallelsim.errors import OutputError, SpecError
+from parallelsim.plan import Plan
+from parallelsim.planfile import with_sane_size
+
+if TYPE_CHECKING:
+    from parallelsim.importers.megatron import ImportedRun
+
+PLAN_FILES = (".yaml", ".yml", ".json")
+MAX_SCRIPT_BYTES = 1 << 20
+MAX_FLAGS_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A plan with its inputs."""
+
+    inputs: Inputs
+    plan: Plan
+    notes: tuple[str, ...] = ()
+    """What was taken otherwise than it is written, or passed over."""
+    run: ImportedRun | None = None
+    """Where it was a script."""
+
+    def document(self) -> dict[str, Any] | None:
+        """What an import passed over, for programs; None for a plan file."""
+        if self.run is None:
+            return None
+        names = ("ignored", "not_modelled", "unknown", "notes")
+        return {name: list(getattr(self.run, name)) for name in names}
+
+
+def planned(spec: SpecOptions, file: str, rank: int = 1) -> PlannedRun:
+    """The plan that a file states.
+
+    Raises:
+        ParallelSimError: it cannot be read.
+    """
+    if file.lower().endswith(PLAN_FILES):
+        from parallelsim.cli_simulate import one_plan
+
+        inputs, plan, _ = one_plan(spec, file, rank, {})
+        return PlannedRun(inputs, plan)
+    return imported(spec, file)
+
+
+def imported(spec: SpecOptions, file: str) -> PlannedRun:
+    """The run that a launch script starts; its numbers of GPUs and its model give way to options.
+
+    Raises:
+        ParallelSimError: it cannot be read, or does not say how many GPUs it runs on.
+    """
+    from parallelsim.importers.megatron import import_megatron
+
+    for name in ("global_batch_size", "seq_length", "precision"):
+        if getattr(spec, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{option}: the script {file[:60]!r} states it; change it there")
+    text = read_script(file)
+    own = None
+    if spec.model:
+        own = load_specs(spec, spec.num_gpus, any_precision=True)[0]
+    run = import_megatron(text, file, os.environ, own)
+    num_gpus = spec.num_gpus or run.num_gpus
+    if not num_gpus:
+        raise SpecError("does not say on how many GPUs it runs; give --gpus", file=file)
+    plan = with_sane_size(run.plan(num_gpus))
+    spec = replace(spec, model=spec.model or run.model.name, num_gpus=num_gpus)
+    return PlannedRun(_inputs(spec, run, plan), plan, _notes(run), run)
+
+
+def _inputs(spec: SpecOptions, run: ImportedRun, plan: Plan) -> Inputs:
+    from parallelsim.catalog import load_cluster, load_framework
+
+    options = with_defaults(spec)
+    assert options.cluster is not None
+    assert options.framework is not None
+    cluster = load_cluster(options.cluster, spec.num_gpus, options.nic_gbit_per_s)
+    framework = load_framework(options.framework)
+    batch, precision = plan.global_batch_size, plan.precision
+    return Inputs(run.model, cluster, framework, batch, precision, options)
+
+
+def read_script(file: str) -> str:
+    """The text of a script.
+
+    Raises:
+        OutputError: it cannot be read, or is too long.
+    """
+    try:
+        with open(file, "rb") as stream:
+            content = stream.read(MAX_SCRIPT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"{file[:200]!r}: cannot read: {reason}") from None
+    if len(content) > MAX_SCRIPT_BYTES:
+        raise OutputError(f"{file[:200]!r}: longer than a script ({MAX_SCRIPT_BYTES} bytes)")
+    return content.decode(errors="replace")
+
+
+def _notes(run: ImportedRun) -> tuple[str, ...]:
+    """What the import passed over, in words."""
+    notes = list(run.notes)
+    if run.not_modelled:
+        notes.append(f"not modelled, may change time or memory: {_listed(run.not_modelled)}")
+    if run.unknown:
+        notes.append(f"unknown flags, passed over: {_listed(run.unknown)}")
+    if run.ignored:
+        notes.append(f"no effect on a step: {_listed(run.ignored)}")
+    return tuple(notes)
+
+
+def _listed(flags: Sequence[str]) -> str:
+    more = len(flags) - MAX_FLAGS_SHOWN
+    words = ", ".join(flags[:MAX_FLAGS_SHOWN])
+    return f"{words} and {more} more (--json lists them)" if more > 0 else words
