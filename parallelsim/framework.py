@@ -202,6 +202,8 @@ class MemoryFacts:
     stage_buffers_kept: bool = field(default=False, kw_only=True)
     """Pipeline stages have buffers of their own for what every micro-batch of a step receives, and
     keep what the micro-batches in flight sent."""
+    score_bytes: float = field(default=2.0, kw_only=True)
+    """Of each attention score without flash attention: what softmax keeps. Dropout adds 3."""
     unfused_norm_bytes: float
     """fp32 copies that the two eager RMSNorms of a layer keep, for each token and hidden unit."""
     param_gather_buffer: float

@@ -174,7 +174,7 @@ def saved_bytes_per_token(
     if framework.compute.flash_attention:
         total += 4 * heads
     elif "core_attn" not in again:
-        score_bytes = 2 + 1 + 2 if model.attention_dropout > 0 else 2
+        score_bytes = facts.score_bytes + (1 + 2 if model.attention_dropout > 0 else 0)
         total += score_bytes * heads * model.seq_length / plan.cp
     if sequence_parallel:
         total += facts.gathered_layer_bytes * h

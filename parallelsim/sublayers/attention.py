@@ -75,12 +75,13 @@ def ring_merges(place: Place, query: FloatArray) -> FloatArray:
 
 def core_saved_bytes(num_heads: int, place: Place) -> FloatArray:
     """Saved inside the core, for each token: 4 a/tp (log-sum-exp) with flash attention, else the
-    scores, 2 or 5 a s/tp, unless they are recomputed.
+    scores, 2 a s/tp in software that fuses the softmax and 3 more with dropout, unless they are
+    recomputed.
     """
     heads = num_heads / place.tp
     if place.framework.compute.flash_attention:
         return 4.0 * heads
-    score_bytes = 5.0 if place.model.attention_dropout > 0 else 2.0
+    score_bytes = place.framework.memory.score_bytes + 3.0 * (place.model.attention_dropout > 0)
     return np.where(place.keys.recomputes("core_attn"), 0.0, score_bytes * heads * place.seq_length)
 
 
