@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from parallelsim.cli_compare_with import compare_with_option, compared_run
 from parallelsim.cli_explain import answered, print_answers, why_not_option
 from parallelsim.cli_inputs import Inputs, load_inputs, run_search, shown_path
 from parallelsim.cli_misfit import NUM_TIGHT_SHOWN, explain_misfit
@@ -17,9 +18,11 @@ from parallelsim.cli_options import (
     search_options,
     spec_options,
 )
+from parallelsim.cli_run import PlannedRun, planned
 from parallelsim.cli_values import Part, whole_number
 
 if TYPE_CHECKING:
+    from parallelsim.report.edits import Compared
     from parallelsim.search.result import SearchResult
     from parallelsim.why_not import WhyNot
 
@@ -54,6 +57,7 @@ EXIT_INTERRUPTED = 130
     help="Write plan 1 as a launch script; without FILE it is printed instead of the table.",
 )
 @why_not_option
+@compare_with_option
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option(
     "--all-variants",
@@ -68,6 +72,7 @@ def plan(
     output: str | None,
     export: str | None,
     parts: tuple[Part, ...],
+    compare_with: str | None,
     force: bool,
     all_variants: bool,
 ) -> int:
@@ -75,7 +80,7 @@ def plan(
     from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
 
-    if spec.num_gpus is None:
+    if spec.num_gpus is None and compare_with is None:
         raise click.UsageError(
             "Missing option '--gpus': the number of GPUs ('parallelsim fit' finds the smallest)."
         )
@@ -86,28 +91,33 @@ def plan(
         )
     for path in (output, script):
         if path is not None:
-            read = input_files(spec.model, spec.cluster, spec.framework)
+            read = input_files(spec.model, spec.cluster, spec.framework, compare_with)
             check_writable(path, force=force, inputs=read)
     if output is not None and script and os.path.realpath(output) == os.path.realpath(script):
         raise click.UsageError(f"--output and --export name the same file, {shown_path(output)}")
-    inputs = load_inputs(spec, spec.num_gpus)
+    run = planned(spec, compare_with) if compare_with is not None else None
+    inputs = run.inputs if run else load_inputs(spec, spec.num_gpus or 0)
+    if run and output is not None:
+        run.check_named()
     result = run_search(inputs, search, top)
+    compared = compared_run(run, compare_with, search, result) if run and compare_with else None
     answers = answered(inputs, search, parts, result.plans.take(slice(1)))
+    more = _further_document(run, compared, answers)
     if not len(result.plans):
         if as_json:
-            _print_json(inputs, search, result, answers)
+            _print_json(inputs, search, result, more)
         else:
-            print_answers(answers)
+            _print_further(run, compared, answers)
         return explain_misfit(inputs, search, result, as_json)
     text = _script(inputs, target, result) if target else None
     _write_files(inputs, result, output, script, text, force)
     if as_json:
-        _print_json(inputs, search, result, answers)
+        _print_json(inputs, search, result, more)
     elif target and script is None:
         click.echo(text, nl=False)
     else:
         _print_plans(inputs, search, result, output, all_variants)
-        print_answers(answers)
+        _print_further(run, compared, answers)
     return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
 
 
@@ -135,17 +145,42 @@ def _script(inputs: Inputs, target: str, result: SearchResult) -> str:
     )
 
 
-def _print_json(
-    inputs: Inputs, search: SearchOptions, result: SearchResult, answers: Sequence[WhyNot]
-) -> None:
-    from parallelsim.report.documents import json_text, plan_document
+def _further_document(
+    run: PlannedRun | None, compared: Compared | None, answers: Sequence[WhyNot]
+) -> dict[str, Any]:
+    """What was asked beside the ranking, for programs."""
+    document: dict[str, Any] = {}
+    if run and compared:
+        from parallelsim.report.edits import compared_document
 
-    document = plan_document(inputs.head(), search.memory_limit, result)
+        document["compare_with"] = compared_document(compared, run.document())
     if answers:
         from parallelsim.report.explained import why_not_rows
 
         document["why_not"] = why_not_rows(answers)
-    click.echo(json_text(document))
+    return document
+
+
+def _print_further(
+    run: PlannedRun | None, compared: Compared | None, answers: Sequence[WhyNot]
+) -> None:
+    """What was asked beside the ranking, for people."""
+    if run and compared:
+        from parallelsim.report.edits import print_compared
+
+        for note in run.notes:
+            click.echo(f"note: {compared.file}: {note}", err=True)
+        click.echo("")
+        print_compared(compared)
+    print_answers(answers)
+
+
+def _print_json(
+    inputs: Inputs, search: SearchOptions, result: SearchResult, more: dict[str, Any]
+) -> None:
+    from parallelsim.report.documents import json_text, plan_document
+
+    click.echo(json_text(plan_document(inputs.head(), search.memory_limit, result) | more))
 
 
 def _print_plans(

@@ -34,6 +34,18 @@ class PlannedRun:
     run: ImportedRun | None = None
     """Where it was a script."""
 
+    def check_named(self) -> None:
+        """Refuse a model that a plan file could not name.
+
+        Raises:
+            SpecError: the catalogue has no such model.
+        """
+        if self.run and not self.run.is_known:
+            raise SpecError(
+                "--output: the catalogue has no model like the script's, so a plan file cannot "
+                "name it; write a model file and give it with --model"
+            )
+
     def document(self) -> dict[str, Any] | None:
         """What an import passed over, for programs; None for a plan file."""
         if self.run is None:

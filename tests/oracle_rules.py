@@ -284,9 +284,7 @@ def _broken_capabilities(cluster: ClusterSpec, framework: FrameworkSpec, plan: P
         "framework-has-precision": plan.precision in can.precisions,
         "framework-has-grad-dtype": plan.grad_dtype in can.grad_dtypes,
         "framework-has-layout": plan.layout in can.layouts,
-        "framework-has-recompute": (
-            "block" if block else "modules" if modules else plan.recompute
-        )
+        "framework-has-recompute": ("block" if block else "modules" if modules else plan.recompute)
         in can.recomputes,
         "framework-has-switches": all(getattr(can, s) for s in switches if getattr(plan, s)),
     }

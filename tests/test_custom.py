@@ -141,9 +141,7 @@ def test_resnet_trains_within_a_quarter_of_the_published_throughput(
     """
     node, software = load_cluster(cluster, num_gpus=8), load_framework(framework)
     zero = software.capabilities.zero_stages[0]
-    plan = Plan(
-        dp=8, global_batch_size=2048, micro_batch_size=256, zero=zero, precision=precision
-    )
+    plan = Plan(dp=8, global_batch_size=2048, micro_batch_size=256, zero=zero, precision=precision)
     run = simulate(load_model("resnet-50"), node, software, plan)
     assert run.obeys_rules[0]
     assert 8 * run.tokens_per_s_per_gpu[0] == pytest.approx(measured, rel=0.25)

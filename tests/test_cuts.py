@@ -233,6 +233,4 @@ def test_only_promising_families_are_cut() -> None:
     best = {key: 1e-6 for key in known}
     found = find_cuts(space, table, rows, best, np.inf, 0.8)
     assert found.num_cut > 0
-    assert all(
-        family(found.plans, i) not in best for i in range(len(found.plans))
-    )
+    assert all(family(found.plans, i) not in best for i in range(len(found.plans)))

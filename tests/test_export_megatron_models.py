@@ -154,7 +154,6 @@ def test_sinks_take_the_kernels_that_have_them():
     assert "--attention-backend fused\n" in export(DEEPSEEK)
 
 
-
 def test_llama4_has_layers_without_rope_and_scores_what_experts_read():
     script = export(load_model("llama4-maverick"), replace(PLAN, ep=8))
     pattern = "[" + ",".join(["0,0,0,1"] * 12) + "]"

@@ -103,9 +103,7 @@ def test_recompute_covers_at_most_the_layers_of_each_chunk() -> None:
     least = [stage["activations_bytes"] for stage in all_["memory_per_stage"]]
     assert kept[1:] == least[1:]
     assert kept[0] > least[0]
-    assert some["hfu"] / some["mfu"] == pytest.approx(
-        1 + (all_["hfu"] / all_["mfu"] - 1) * 79 / 80
-    )
+    assert some["hfu"] / some["mfu"] == pytest.approx(1 + (all_["hfu"] / all_["mfu"] - 1) * 79 / 80)
 
 
 def test_moving_layers_to_a_later_stage_moves_their_memory() -> None:

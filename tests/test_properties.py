@@ -151,9 +151,7 @@ def test_a_degree_of_one_pays_nothing_for_it(setting: tuple[str, str]) -> None:
 @each_setting
 def test_full_recompute_costs_time_and_at_most_the_forward(setting: tuple[str, str]) -> None:
     """The forward is at most half of forward and backward: every GEMM has two backward GEMMs."""
-    without, with_all = changed(
-        setting_of(setting), recompute="full", recompute_num_layers=0
-    )
+    without, with_all = changed(setting_of(setting), recompute="full", recompute_num_layers=0)
     kept = np.array([plan.recompute == "none" for plan in without.plans])
     extra = (with_all.step_time_s - without.step_time_s)[kept]
     assert (extra > 0).all()

@@ -92,9 +92,7 @@ def is_slightly_uneven(model: ModelSpec, pp: int, first: int, last: int) -> bool
     return rest >= 0 and all(0 <= middle - end <= LIGHTEST_END for end in (first, last))
 
 
-def is_canonical_cut(
-    model: ModelSpec, framework: FrameworkSpec, pp: int, cut: Staging
-) -> bool:
+def is_canonical_cut(model: ModelSpec, framework: FrameworkSpec, pp: int, cut: Staging) -> bool:
     """Whether the cut exists, and no earlier layout of the framework makes the same chunks."""
     chunks = chunk_layers(model, Plan(pp=pp, **cut))
     if chunks is None:
@@ -313,9 +311,7 @@ def test_grid_search_equals_brute_force(
 
     best = simulation.step_time_s[safe[0]] if safe else np.inf
     tight = [
-        i
-        for i in order.tolist()
-        if simulation.zone[i] == 1 and simulation.step_time_s[i] < best
+        i for i in order.tolist() if simulation.zone[i] == 1 and simulation.step_time_s[i] < best
     ]
     shown = list(result.faster_but_tight.plans)
     assert shown == [plans.plan(i) for i in tight[: len(shown)]]

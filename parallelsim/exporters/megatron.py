@@ -59,6 +59,26 @@ def export_megatron(
         raise ExportError(f"unknown Megatron-LM version {version[:40]!r}; choose from {known}")
     chosen = VERSIONS[version]
     _check(model, cluster, framework, plan, chosen)
+    present = flag_groups(model, cluster, framework, plan, chosen)
+    parts = [
+        _header(model, cluster, framework, plan, chosen),
+        _settings(model, cluster),
+        _environment(cluster, plan),
+        *(_array(group) for group in present),
+        _run_arguments(model, chosen),
+        _launch(cluster, _program(model, chosen), [group.array for group in present]),
+    ]
+    return "\n".join(parts)
+
+
+def flag_groups(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    chosen: MegatronVersion = VERSIONS[DEFAULT_VERSION],
+) -> list[FlagGroup]:
+    """The flags that say model and plan, in the order of a script; nothing is refused."""
     groups = [
         architecture(model),
         hybrid(model, plan, chosen),
@@ -76,16 +96,7 @@ def export_megatron(
         balance(model),
         _hyper_parameters(plan),
     ]
-    present = [group for group in groups if group is not None]
-    parts = [
-        _header(model, cluster, framework, plan, chosen),
-        _settings(model, cluster),
-        _environment(cluster, plan),
-        *(_array(group) for group in present),
-        _run_arguments(model, chosen),
-        _launch(cluster, _program(model, chosen), [group.array for group in present]),
-    ]
-    return "\n".join(parts)
+    return [group for group in groups if group is not None]
 
 
 def _program(model: ModelSpec, version: MegatronVersion) -> str:
