@@ -205,12 +205,15 @@ class MemoryFacts:
     score_bytes: float = field(default=2.0, kw_only=True)
     """Of each attention score without flash attention: what softmax keeps. Dropout adds 3."""
     unfused_norm_bytes: float
-    """fp32 copies that the two eager RMSNorms of a layer keep, for each token and hidden unit."""
+    """fp32 copies that the two eager RMSNorms of a layer keep, for each token and hidden unit;
+    none where they are compiled."""
     param_gather_buffer: float
     """ZeRO-3: 16-bit parameters and gradients of whole layers alive at once in the backward pass,
     in layers: two of parameters, the rest gradients (an fp32 copy counts twice)."""
     mlp_bytes_gated: float
     """Saved bytes for each token and ffn unit: 6 with fused SwiGLU, 8 without."""
+    mlp_bytes_gated_compiled: float = field(default=0.0, kw_only=True)
+    """The same where a compiler fuses the activation; 0: as without."""
     mlp_bytes_plain: float
     fp8_input_bytes: float
     """Of a GEMM input saved for the weight gradient, with an fp8 precision: 1 where it is kept in
@@ -239,7 +242,8 @@ class MemoryFacts:
     fragmentation: float
     """phi: reserved over allocated activations, minus one."""
     eager_hidden_bytes: float = field(default=0.0, kw_only=True)
-    """Added without a compiler, for each layer, token and hidden unit."""
+    """Of each layer, token and hidden unit, what recompute by operators keeps besides without a
+    compiler: outputs that the backward pass does not need."""
     selective_outputs_kept: float = field(default=0.0, kw_only=True)
     """With recompute = selective, the share of GEMM outputs that is kept; 0: selective is the
     attention core's recompute, and keeps all else."""

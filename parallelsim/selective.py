@@ -43,13 +43,13 @@ def selective_bytes(
     memory = framework.memory
     saved = asked.saved_bytes
     hidden = keys.tokens(model) * model.hidden_size / keys.sequence_shards
-    eager = np.where(keys.compile > 0, 0.0, memory.eager_hidden_bytes / 2) * hidden
     if not memory.selective_outputs_kept:
-        return saved + eager, np.zeros_like(saved)
+        return saved, np.zeros_like(saved)
     outputs: FloatArray | float = sum(g.m * g.n for g in (*asked.gemms, *asked.gemms_16_bit))
     outputs = outputs + sum(g.num_products * g.m * g.n for g in asked.grouped_gemms)
     kept = keys.element_bytes * (hidden / 2 + memory.selective_outputs_kept * outputs)
     if asked.core is not None:
         kept = kept + asked.core.output_bytes
+    kept = kept + np.where(keys.compile > 0, 0.0, memory.eager_hidden_bytes / 2) * hidden
     kept = np.where(keys.selective > 0, np.minimum(kept, saved), saved)
-    return kept + eager, saved - kept
+    return kept, saved - kept

@@ -166,7 +166,7 @@ def saved_bytes_per_token(
     if "layernorm" in again:  # inputs alone
         total -= 2 * layer.num_norms * h * sigma
     if model.norm == "rmsnorm" and not framework.compute.fused_rmsnorm:
-        total += facts.unfused_norm_bytes * h * sigma
+        total += 0 if plan.compile else facts.unfused_norm_bytes * h * sigma
     if model.hidden_dropout > 0:
         total += 2 * h * sigma
     total += 2 * (q + 2 * kv)
@@ -181,8 +181,9 @@ def saved_bytes_per_token(
     if "mlp" in again:
         return total
     per_unit = facts.mlp_bytes_gated if layer.mlp.gated else facts.mlp_bytes_plain
-    total += per_unit * layer.mlp.ffn_hidden_size / t
-    return total + (0 if plan.compile else facts.eager_hidden_bytes * h * sigma)
+    if plan.compile and layer.mlp.gated and facts.mlp_bytes_gated_compiled:
+        per_unit = facts.mlp_bytes_gated_compiled
+    return total + per_unit * layer.mlp.ffn_hidden_size / t
 
 
 def operators_kept_per_token(
@@ -198,7 +199,8 @@ def operators_kept_per_token(
     up = 2 * f if layer.mlp.gated else f
     outputs = q + 2 * kv + h + up + h
     kept = 2 * h * sigma + 2 * q + facts.selective_outputs_kept * 2 * outputs
-    return kept + (0 if plan.compile else facts.eager_hidden_bytes * h * sigma)
+    kept += 0 if plan.compile else facts.eager_hidden_bytes * h * sigma
+    return min(kept, saved_bytes_per_token(model, framework, plan, layer))
 
 
 def _stage_memory(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from parallelsim.layers import MLP
-from parallelsim.operators import Gemm
+from parallelsim.operators import FloatArray, Gemm
 from parallelsim.sublayers.work import (
     Cast,
     Place,
@@ -44,7 +44,9 @@ def mlp_work(mlp: MLP, place: Place) -> Work:
     hidden = np.full_like(tokens, h)
     forward, backward = activation_bytes(mlp.gated, mlp.activation)
     cast_f, cast_b = cast_bytes(place, Cast(ffn, up))
-    kept = memory.mlp_bytes_gated if mlp.gated else memory.mlp_bytes_plain
+    kept: FloatArray | float = memory.mlp_bytes_gated if mlp.gated else memory.mlp_bytes_plain
+    if mlp.gated and memory.mlp_bytes_gated_compiled:
+        kept = np.where(place.keys.compile > 0, memory.mlp_bytes_gated_compiled, kept)
     saved = tokens * kept * ffn + gathered_input_bytes(place)
     saved = saved - spared_bytes(place, tokens * (h / place.keys.sequence_shards + ffn))
     gemms = (Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn))

@@ -166,7 +166,8 @@ def residual_stream(place: Place) -> Work:
     unfused: FloatArray | float = float(eager and not place.framework.compute.fused_rmsnorm)
     if unfused:
         unfused = np.where(place.keys.compile > 0, 0.0, unfused)
-    kept = 4.0 * norms + place.dropout + eager * memory.unfused_norm_bytes / 2
+    copies = np.where(place.keys.compile > 0, 0.0, eager * memory.unfused_norm_bytes / 2)
+    kept = 4.0 * norms + place.dropout + copies
     zeros = np.zeros_like(hidden)
     # In fp8 the GEMM keeps its quantised input, not the norm's output.
     output = np.where(IS_FP8[place.keys.precision], memory.fp8_input_bytes / 2, 1.0)
