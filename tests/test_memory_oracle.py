@@ -4,12 +4,17 @@ import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from oracle_memory import StageMemory, stage_memories
+from parallelsim.search.space import SearchSpace
 from random_plans import valid_plans
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
-from parallelsim.simulate import simulate
+from parallelsim.costs import CostTable
+from parallelsim.memory import lowest_memory
+from parallelsim.rules import obeys_rules
+from parallelsim.simulate import screen_memory, simulate
 
 MODELS = (
     "gpt2-xl",
@@ -63,3 +68,23 @@ def test_memory_of_every_stage_equals_the_scalar_oracle(
         assert not _differences(row, expected), plan
         fullest = max(stage.total for stage in expected)
         assert row["peak_memory_bytes"] == pytest.approx(fullest, rel=1e-9)
+
+
+@pytest.mark.parametrize("framework_name", ["torchtitan", "nanotron", "deepspeed", "internevo"])
+def test_no_staging_needs_less_memory_than_the_bound(framework_name: str) -> None:
+    """What lets the search drop a plan before its stages are cut, in software with ZeRO 3,
+    asynchronous collectives, kept gathers or large optimizer steps."""
+    model, framework = load_model("llama3-8b"), load_framework(framework_name)
+    cluster = load_cluster("hgx-h100", num_gpus=16)
+    space = SearchSpace(model, cluster, framework, 64)
+    table = CostTable(model, cluster, framework, space.shapes())
+    rng = np.random.default_rng(0)
+    for pp in space.pipeline_degrees:
+        rows = space.unstaged(pp)
+        for i in rng.integers(0, len(rows), 6).tolist():
+            row = rows.take(slice(i, i + 1))
+            bound = lowest_memory(table, row)[0]
+            for block in space.expand(pp, slice(i, i + 1)):
+                good = block.take(obeys_rules(model, cluster, framework, block))
+                if len(good):
+                    assert screen_memory(table, good).min() >= bound * (1 - 1e-9)
