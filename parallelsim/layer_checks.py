@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from parallelsim.custom_layers import Custom
 from parallelsim.errors import SpecError
@@ -145,6 +145,19 @@ def _check_attention(attention: Attention) -> None:
         raise SpecError("chunked attention needs a window, the size of a chunk", key="window")
     if attention.kv_hidden_size is not None and attention.kv_seq_length is None:
         raise SpecError("only cross-attention has keys of another width", key="kv_hidden_size")
+
+
+def check_windows(layers: Iterable[Layer], max_seq_length: int) -> None:
+    """Refuse windows that no sequence of the model fills: a digit too many, most likely.
+
+    Raises:
+        SpecError: a window longer than ``max_seq_length``.
+    """
+    for layer in layers:
+        window = layer.attention.window if isinstance(layer.attention, Attention) else None
+        if window is not None and window > max_seq_length:
+            message = f"{window} tokens are more than the longest sequence, {max_seq_length}"
+            raise SpecError(f"{message}; leave it out for full attention", key="window")
 
 
 def _check_latent_attention(attention: LatentAttention) -> None:

@@ -35,6 +35,7 @@ from parallelsim.framework import (
     MemoryFacts,
     OverlapFacts,
 )
+from parallelsim.layer_checks import check_windows
 from parallelsim.layers import (
     MLP,
     Attention,
@@ -89,6 +90,7 @@ def build_model(data: File, file: str) -> ModelSpec:
             },
             lora=_record(LoRA, training["lora"]) if training.get("lora") else None,
         )
+        check_windows((layer for layer, _ in model.layer_kinds), model.max_seq_length)
     except SpecError as error:
         raise in_file(error, file) from None
     published = data.get("published_parameters")

@@ -282,6 +282,7 @@ MIXER = {"num_heads": 8, "head_dim": 8, "state_size": 16, "num_groups": 2}
         (("architecture", "blocks", 0, "repeat"), -1, "num_layers: expected 1 to 10000"),
         ((*ATTENTION, "num_query_groups"), 7, "64 heads cannot share 7 key/value groups"),
         ((*ATTENTION, "window"), 0, "window: expected 1 to"),
+        ((*ATTENTION, "window"), 8193, "window: 8193 tokens are more than the longest sequence, 8"),
         (("architecture", "source"), DELETE, "architecture.hidden_size: a number without a source"),
         (("training", "seq_length"), 16384, "expected at most max_seq_length=8192, got 16384"),
         (("training", "source"), "", "without a source"),
