@@ -17,6 +17,7 @@ from parallelsim.model import ModelSpec
 from parallelsim.yaml_io import shown
 
 _SYMBOLS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_MTP = "num_nextn_predict_layers"
 _LAYER_NAMES: Mapping[str, str] = {
     "mamba": "mamba",
     "linear_attention": "mamba",
@@ -53,11 +54,7 @@ def _pattern(config: ConfigReader) -> list[str]:
     """mamba, attention, mlp or moe for each layer of a Nemotron-H."""
     limit = LIMITS["num_layers"][1]
     if config.value("hybrid_override_pattern") is not None:
-        text = config.text("hybrid_override_pattern")
-        if len(text) > limit or set(text) - set(_SYMBOLS):
-            message = f"expected up to {limit} of {' '.join(_SYMBOLS)}, got {shown(text)}"
-            raise SpecError(message, key="hybrid_override_pattern")
-        names = [_SYMBOLS[symbol] for symbol in text]
+        names = _spelled(config, "hybrid_override_pattern", limit)
     else:
         given = config.value("layers_block_type")
         good = isinstance(given, list) and len(given) <= limit
@@ -72,13 +69,28 @@ def _pattern(config: ConfigReader) -> list[str]:
     return names
 
 
+def _spelled(config: ConfigReader, key: str, limit: int) -> list[str]:
+    """The kinds of layers that a text of one letter each spells."""
+    text = config.text(key)
+    if not text or len(text) > limit or set(text) - set(_SYMBOLS):
+        message = f"expected up to {limit} of {' '.join(_SYMBOLS)}, got {shown(text)}"
+        raise SpecError(message, key=key)
+    return [_SYMBOLS[symbol] for symbol in text]
+
+
+def _predicted(config: ConfigReader) -> list[str]:
+    """Kinds of layers of one multi-token-prediction module; none without."""
+    number = config.whole(_MTP, default=0, smallest=0)
+    if number > 1 and config.flag("mtp_use_repeated_layer", True):
+        message = "modules that share their weights are not supported; set it to 1"
+        raise SpecError(message, key=_MTP)
+    return _spelled(config, "mtp_hybrid_override_pattern", 100) if number else []
+
+
 def _nemotron_h(config: ConfigReader, name: str) -> ModelSpec:
     """Layers of one sub-layer each, in the order that a pattern spells; no position embedding."""
     _refuse_bias(config, "use_bias", "mamba_proj_bias", "mlp_bias")
-    if config.whole("num_nextn_predict_layers", default=0, smallest=0):
-        message = "multi-token prediction of hybrids is not supported; set it to 0"
-        raise SpecError(message, key="num_nextn_predict_layers")
-    names = _pattern(config)
+    predicted, names = _predicted(config), _pattern(config)
     heads = config.whole("num_attention_heads")
     bias = config.flag("attention_bias", False)
     parts: dict[str, Callable[[], Layer]] = {
@@ -99,11 +111,13 @@ def _nemotron_h(config: ConfigReader, name: str) -> ModelSpec:
         ),
         "moe": lambda: Layer(experts=_nemotron_experts(config), num_norms=1),
     }
-    layers = {kind: parts[kind]() for kind in dict.fromkeys(names)}
+    layers = {kind: parts[kind]() for kind in dict.fromkeys([*names, *predicted])}
     return _model(
         config,
         name,
         [layers[kind] for kind in names],
+        num_mtp_layers=config.whole(_MTP, default=0, smallest=0),
+        mtp_layers=tuple(layers[kind] for kind in predicted),
         tied_embeddings=config.flag("tie_word_embeddings", False),
         hidden_dropout=config.share("hidden_dropout"),
         attention_dropout=config.share("attention_dropout"),

@@ -139,7 +139,8 @@ def prediction_costs(
     tensor parallelism splits by columns. Their heads are in :func:`edge_costs`.
     """
     rates = gemm_rates(network.cluster.accelerator, framework)
-    layer = layer_costs([(model.layers[-1], 1)], model, network, framework, keys)
+    module = model.mtp_module
+    layer = layer_costs([(each, 1) for each in module], model, network, framework, keys)
     tokens, h = keys.tokens(model), model.hidden_size
     projection = Gemm(tokens, h / keys.tp.astype(np.float64), np.full_like(tokens, 2.0 * h))
     accelerator = network.cluster.accelerator
@@ -155,7 +156,8 @@ def prediction_costs(
     }
     return LayerCosts(
         **{
-            f.name: model.num_mtp_layers * (getattr(layer, f.name) + added.get(f.name, 0.0))
+            f.name: model.num_mtp_layers
+            * (len(module) * getattr(layer, f.name) + added.get(f.name, 0.0))
             for f in fields(LayerCosts)
         }
     )

@@ -76,6 +76,8 @@ class ModelSpec:
     """Multi-token-prediction modules after the last layer (arXiv:2412.19437 section 2.2); not in
     ``num_parameters``.
     """
+    mtp_layers: tuple[Layer, ...] = ()
+    """Layers of one such module; empty: one as the last layer."""
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     input_operators: Custom | None = None
@@ -97,6 +99,10 @@ class ModelSpec:
             custom.check(self.hidden_size)
         check_range("num_layers", self.num_layers)
         check_range("num_mtp_layers", self.num_mtp_layers)
+        for layer in self.mtp_layers:
+            check_layer(layer)
+        if self.mtp_layers and not self.num_mtp_layers:
+            raise SpecError("needs num_mtp_layers, how many modules there are", key="mtp_layers")
         check_range("relative_position_buckets", self.relative_position_buckets)
         if self.relative_position_buckets and not isinstance(
             self.blocks[0].layers[0].attention, Attention
@@ -198,12 +204,17 @@ class ModelSpec:
         parts = sum(part.num_parameters(self.hidden_size) for part in layer.sublayers)
         return parts + layer.num_norms * self.norm_parameters()
 
+    @property
+    def mtp_module(self) -> tuple[Layer, ...]:
+        """Layers of one multi-token-prediction module: those stated, or one as the last."""
+        return self.mtp_layers or self.layers[-1:]
+
     def mtp_parameters(self) -> int:
-        """Parameters of the multi-token-prediction modules: each one more layer, a projection of
+        """Parameters of the multi-token-prediction modules: each one its layers, a projection of
         2 h columns, norms of both inputs and of the output. Embedding and head are shared.
         """
-        h = self.hidden_size
-        each = self.layer_parameters(self.layers[-1]) + 2 * h * h + 3 * self.norm_parameters()
+        layers = sum(self.layer_parameters(layer) for layer in self.mtp_module)
+        each = layers + 2 * self.hidden_size**2 + 3 * self.norm_parameters()
         return self.num_mtp_layers * each
 
     def embedding_parameters(self) -> int:
@@ -285,7 +296,8 @@ class ModelSpec:
             return self.num_parameters + self.mtp_parameters()
         lora, h = self.lora, self.hidden_size
         adapters = sum(n * lora.layer_parameters(layer, h) for layer, n in self.layer_kinds)
-        return adapters + self.num_mtp_layers * lora.layer_parameters(self.layers[-1], h)
+        in_a_module = sum(lora.layer_parameters(layer, h) for layer in self.mtp_module)
+        return adapters + self.num_mtp_layers * in_a_module
 
     def flops_per_sequence(self) -> float:
         """Model FLOPs of forward and backward for one sequence of s tokens.
@@ -294,7 +306,7 @@ class ModelSpec:
 
         W: weights of a layer's GEMMs; of experts, those of the top_k that a token is sent to and
         of shared ones, without the router. V: vocabulary. M: multi-token-prediction modules, each
-        one more last layer, a projection of 2 h columns and a head. a, d, P: heads, their width
+        its own layers, a projection of 2 h columns and a head. a, d, P: heads, their width
         (latent attention: the mean of the query's and the value's) and query-key pairs, s^2 / 2
         where causal. i, n: inner width and states of a scan. Layers of another sequence length
         (an encoder) count with theirs, custom operators with three times their forward products.
@@ -312,8 +324,8 @@ class ModelSpec:
             total += 3.0 * edge.flops_per_sequence(h, s) if edge else 0.0
         total += sum(count * self.layer_flops(layer) for layer, count in self.layer_kinds)
         if self.num_mtp_layers:
-            each = self.layer_flops(self.layers[-1]) + 6.0 * s * 2 * h * h
-            total += self.num_mtp_layers * each
+            each = sum(self.layer_flops(layer) for layer in self.mtp_module)
+            total += self.num_mtp_layers * (each + 6.0 * s * 2 * h * h)
         return total
 
     def layer_flops(self, layer: Layer) -> float:

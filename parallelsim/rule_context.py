@@ -118,7 +118,7 @@ class Rule:
 
 def model_facts(model: ModelSpec) -> ModelFacts:
     """The facts of one model."""
-    layers = [layer for layer, _ in model.layer_kinds]
+    layers = [*(layer for layer, _ in model.layer_kinds), *model.mtp_layers]
     parts = [part for layer in layers for part in layer.sublayers]
     softmax = [part for part in parts if isinstance(part, Attention)]
     latent = [part for part in parts if isinstance(part, LatentAttention)]

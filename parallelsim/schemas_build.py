@@ -84,6 +84,7 @@ def build_model(data: File, file: str) -> ModelSpec:
             name=data["name"],
             default_global_batch_tokens=training.get("global_batch_tokens") or 0,
             blocks=tuple(_block(block) for block in architecture["blocks"]),
+            mtp_layers=tuple(_layer(layer) for layer in architecture.get("mtp_layers") or ()),
             **{
                 name: custom_from_file(architecture[name]) if architecture.get(name) else None
                 for name in ("input_operators", "output_operators")

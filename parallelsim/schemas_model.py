@@ -204,6 +204,7 @@ class ArchitectureFile(StrictModel):
     pooler: bool = OPTIONAL
     relative_position_buckets: int = OPTIONAL
     num_mtp_layers: int = OPTIONAL
+    mtp_layers: list[LayerFile] = Field(default=OPTIONAL, min_length=1, max_length=100)
     input_operators: list[OperatorFile] = Field(default=OPTIONAL, min_length=1, max_length=1000)
     output_operators: list[OperatorFile] = Field(default=OPTIONAL, min_length=1, max_length=1000)
     blocks: list[BlockFile] = Field(min_length=1, max_length=1000)

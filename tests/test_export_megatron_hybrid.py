@@ -117,7 +117,6 @@ def changed_mixer(**changes: object) -> ModelSpec:
     [
         (changed_mixer(chunk_size=256), PLAN, "scan 128 tokens at once"),
         (changed_mixer(conv_kernel=3), PLAN, "convolution of 4 tokens"),
-        (replace(HYBRID, num_mtp_layers=1), PLAN, "multi-token prediction for hybrids"),
         (changed_mixer(num_heads=4, num_groups=1), replace(PLAN, cp=8, dp=1), "cp=8"),
         (
             changed_mixer(num_heads=4, num_groups=4, head_dim=5, state_size=5),
@@ -129,6 +128,15 @@ def changed_mixer(**changes: object) -> ModelSpec:
 def test_hybrids_that_megatron_cannot_run_are_refused(model, plan, reason):
     with pytest.raises(ExportError, match=reason):
         export(model, plan)
+
+
+def test_modules_of_multi_token_prediction_follow_the_pattern():
+    mixer, mlp = HYBRID.layers[0], HYBRID.layers[1]
+    model = replace(HYBRID, num_mtp_layers=2, mtp_layers=(mixer, mlp))
+    (pattern, *_) = array(export(model), "HYBRID_ARGS")
+    assert pattern.endswith("M-M-/M-/M-'")
+    with pytest.raises(ExportError, match="no multi-token prediction of hybrids for core_v0.15.0"):
+        export(model, version=OLD)
 
 
 def test_mixers_alone_need_no_attention():

@@ -167,6 +167,18 @@ def test_a_hybrid_is_the_catalogue_model():
     assert model_from_config(config, "n").layers == ours.layers
 
 
+def test_a_hybrids_module_of_multi_token_prediction_has_layers_of_its_own():
+    config = CHECKPOINTS["nemotron-3-nano-30b-a3b"][0]
+    predicting = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
+    plain, model = (model_from_config({**config, **more}, "n") for more in ({}, predicting))
+    kinds = [layer.sublayers[0].__class__.__name__ for layer in model.mtp_layers]
+    assert kinds == ["Attention", "MixtureOfExperts"]
+    assert model.num_parameters == plain.num_parameters
+    h = model.hidden_size
+    layers = sum(model.layer_parameters(layer) for layer in model.mtp_layers)
+    assert model.mtp_parameters() == layers + 2 * h * h + 3 * h
+
+
 def test_bamba_rounds_to_the_published_count():
     model = model_from_config(BAMBA_9B, "b")  # Bamba-9B: 9.78 B on its card
     assert round(model.num_parameters / 1e9, 2) == 9.78
@@ -311,7 +323,7 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
         ),
         (
             {"model_type": "nemotron_h", "num_nextn_predict_layers": 1},
-            "num_nextn_predict_layers: multi-token prediction of hybrids is not supported",
+            "mtp_hybrid_override_pattern: this key is missing",
         ),
         ({"model_type": "mamba2", "use_bias": True}, "use_bias: biases of these projections"),
     ],

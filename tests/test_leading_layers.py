@@ -52,6 +52,18 @@ def forward_s(plan: Plan) -> np.ndarray:
     return np.asarray(plan_replay(*INPUTS, plan).costs.forward_s)[0]
 
 
+def test_a_module_of_stated_layers_is_the_sum_of_them() -> None:
+    last = DEEPSEEK.layers[-1]
+    models = [replace(DEEPSEEK, mtp_layers=(last,) * n) for n in (1, 2, 3)]
+    plans = PlanBatch.from_plans([replace(PLAN, layout="even", chunk_layers=(), pp=1, dp=32)])
+    usual, *stated = (simulate(m, CLUSTER, MEGATRON, plans) for m in (DEEPSEEK, *models))
+    assert stated[0].step_time_s == usual.step_time_s
+    assert stated[0].peak_memory_bytes == usual.peak_memory_bytes
+    one, two, three = (each.time.gemm_s[0] for each in stated)
+    assert three - two == pytest.approx(two - one)
+    assert two - one == pytest.approx(usual.time.gemm_s[0] / 62, rel=0.2)
+
+
 def test_dense_layers_go_with_the_chunk_that_holds_them() -> None:
     """Layer by layer: what the first stage gives up, the second one takes, dense or not."""
     seconds = {number: forward_s(moved(number)) for number in range(6)}

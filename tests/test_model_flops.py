@@ -61,8 +61,10 @@ def test_flops_of_a_token_equal_megatrons(name):
     assert model.flops_per_sequence() / model.seq_length == pytest.approx(MEGATRON[name], rel=1e-5)
 
 
-def test_experts_on_latents_equal_megatrons():
-    """The hybrid of Nemotron 3 Super, without its multi-token prediction."""
+def test_a_hybrid_with_experts_on_latents_equals_megatrons():
+    """The hybrid of Nemotron 3 Super without and with a module of attention and experts, of whose
+    projection Megatron counts nothing.
+    """
     kinds = {
         "M": Layer(state_space=StateSpace(128, 64, 128, 8), num_norms=1),
         "*": Layer(Attention(32, 2, 128), num_norms=1),
@@ -82,6 +84,10 @@ def test_experts_on_latents_equal_megatrons():
     layers = tuple(kinds[symbol] for symbol in pattern)
     model = ModelSpec("s", 4096, 131072, 8192, 8192, 0, (Block(1, layers),))
     assert model.flops_per_sequence() / 8192 == pytest.approx(75_371_642_880, rel=1e-5)
+    model = replace(model, num_mtp_layers=1, mtp_layers=(kinds["*"], kinds["E"]))
+    projection = 6 * 2 * 4096**2
+    expected = 80_049_340_416 + projection
+    assert model.flops_per_sequence() / 8192 == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_window_saves_the_pairs_outside_of_it():

@@ -326,6 +326,7 @@ MIXER = {"num_heads": 8, "head_dim": 8, "state_size": 16, "num_groups": 2}
         ),
         (LAYER, {"state_space": {**MIXER, "state_size": 0}}, "state_size: expected 1 to"),
         (LAYER, {"state_space": {**MIXER, "num_groups": 3}}, "8 heads cannot share 3 groups"),
+        (("architecture", "mtp_layers"), [{"experts": EXPERTS}], "mtp_layers: needs num_mtp"),
         (("architecture", "num_mtp_layers"), -1, "num_mtp_layers: expected 0 to 100, got -1"),
         (
             ("architecture", "relative_position_buckets"),

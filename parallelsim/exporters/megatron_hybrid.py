@@ -50,8 +50,8 @@ def hybrid_model_refusals(model: ModelSpec, version: MegatronVersion) -> Iterato
         )
     if any(layer.num_norms != len(layer.sublayers) for layer in layers):
         yield "its hybrids have one norm for each sub-layer"
-    if model.num_mtp_layers:
-        yield "this export writes no multi-token prediction for hybrids"
+    if model.num_mtp_layers and not version.hybrid_stages:
+        yield f"this export writes no multi-token prediction of hybrids for {version.name}"
     if model.has_experts and not version.hybrid_stages:
         yield f"{version.name} has no experts in hybrids"
     attentions = [layer.attention for layer in layers if layer.attention]
@@ -120,7 +120,9 @@ def hybrid(model: ModelSpec, plan: Plan, version: MegatronVersion) -> FlagGroup 
         for number in chunk_layers(model.num_layers, plan):
             segments += ["".join(letters[start : start + number])]
             start += number
-        flags = [f"--hybrid-layer-pattern='{'|'.join(segments)}'"]
+        module = "".join(_letters(layer) for layer in model.mtp_module)
+        pattern = "/".join(["|".join(segments), *[module] * model.num_mtp_layers])
+        flags = [f"--hybrid-layer-pattern='{pattern}'"]
     else:
         pattern = "".join(letters)
         flags = ["--is-hybrid-model", f"--num-layers {len(pattern)}"]
@@ -133,4 +135,5 @@ def hybrid(model: ModelSpec, plan: Plan, version: MegatronVersion) -> FlagGroup 
         f"--mamba-num-groups {mixer.num_groups}",
     ]
     comment = "Layers: M state space, * attention, - feed-forward, E experts; | between stages"
+    comment += ", / before a module of multi-token prediction" if model.num_mtp_layers else ""
     return FlagGroup("HYBRID_ARGS", comment, tuple(flags))

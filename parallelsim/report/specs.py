@@ -157,6 +157,7 @@ def _model_summary(model: ModelSpec) -> list[str]:
     lines += [f"  {count} layers with {_described(part)}" for part, count in _parts(model, object)]
     if model.num_mtp_layers:
         more = f"{model.num_mtp_layers} multi-token-prediction module"
+        more += f" of {len(model.mtp_layers)} layers" if model.mtp_layers else ""
         lines.append(f"  {more}: {model.mtp_parameters():,} parameters more")
     if model.lora:
         targets = ", ".join(model.lora.targets)
