@@ -21,6 +21,7 @@ from parallelsim.cli_explain import explain
 from parallelsim.cli_fit import fit
 from parallelsim.cli_plan import plan
 from parallelsim.cli_simulate import compare, export, simulate
+from parallelsim.cli_sweep import sweep
 from parallelsim.cli_timeline import timeline
 from parallelsim.cli_validate import validate
 from parallelsim.errors import ParallelSimError
@@ -125,6 +126,6 @@ def main() -> None:
     """
 
 
-_TOOLS = (plan, simulate, explain, fit, compare, export, timeline, validate, calibrate)
+_TOOLS = (plan, simulate, explain, fit, sweep, compare, export, timeline, validate, calibrate)
 for _command in (*_TOOLS, models, clusters, frameworks):
     main.add_command(_command)

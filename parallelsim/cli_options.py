@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any
@@ -74,14 +74,14 @@ class SearchOptions:
 Command = Callable[..., Any]
 
 
-_SPEC_OPTIONS = (
-    click.option(
+_SPEC_OPTIONS: Mapping[str, Command] = {
+    "model": click.option(
         "--model",
         "-m",
         metavar="M",
         help="Catalogue name, YAML file, Hugging Face config.json or its folder.",
     ),
-    click.option(
+    "num_gpus": click.option(
         "--gpus",
         "-n",
         "num_gpus",
@@ -89,44 +89,44 @@ _SPEC_OPTIONS = (
         metavar="N",
         help="Number of GPUs.",
     ),
-    click.option(
+    "cluster": click.option(
         "--cluster",
         "-c",
         metavar="C",
         help="Catalogue name or YAML file.  [default: hgx-h100]",
     ),
-    click.option(
+    "nic_gbit_per_s": click.option(
         "--nic-gbit-per-s",
         type=number_up_to(1e6, low=1e-3),
         metavar="X",
         help="Network bandwidth per GPU, one way, where the cluster's file states none.",
     ),
-    click.option(
+    "framework": click.option(
         "--framework",
         "-f",
         metavar="F",
         help="Training software: name or YAML file.  [default: megatron-core]",
     ),
-    click.option(
+    "global_batch_size": click.option(
         "--global-batch-size",
         "-b",
         type=whole_number(1, MAX_BATCH),
         metavar="N",
         help="Sequences of one optimizer step.  [default: the model's own]",
     ),
-    click.option(
+    "seq_length": click.option(
         "--seq-length",
         "-s",
         type=sequence_length,
         metavar="TOKENS",
         help="Tokens of a sequence, as 8192 or 8k.  [default: the model's own]",
     ),
-    click.option(
+    "precision": click.option(
         "--precision",
         type=click.Choice(PRECISIONS),
         help="Number format of the GEMMs.  [default: bf16, or fp16 where there is no bf16]",
     ),
-    click.option(
+    "set_": click.option(
         "--set",
         "set_",
         type=settings,
@@ -134,20 +134,24 @@ _SPEC_OPTIONS = (
         multiple=True,
         help="Change the model, as num_layers=12. Repeatable.",
     ),
-)
+}
 """In the order of ``--help``."""
 
 
-def spec_options(command: Command) -> Command:
-    """Add the options of :class:`SpecOptions`; the command receives them as ``spec``."""
+def spec_options(command: Command, without: Container[str] = ()) -> Command:
+    """Add the options of :class:`SpecOptions`; the command receives them as ``spec``.
+
+    Those named in ``without`` are left to the command: they are None in ``spec``.
+    """
 
     @wraps(command)
     def with_spec(*args: Any, set_: tuple[dict[str, Value], ...], **options: Any) -> Any:
-        own = {f.name: options.pop(f.name) for f in fields(SpecOptions) if f.name != "overrides"}
+        names = [f.name for f in fields(SpecOptions) if f.name != "overrides"]
+        own = {name: None if name in without else options.pop(name) for name in names}
         return command(*args, spec=SpecOptions(**own, overrides=merged(set_, "--set")), **options)
 
-    for option in reversed(_SPEC_OPTIONS):
-        with_spec = option(with_spec)
+    for name, option in reversed(list(_SPEC_OPTIONS.items())):
+        with_spec = with_spec if name in without else option(with_spec)
     return with_spec
 
 

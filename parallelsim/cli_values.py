@@ -98,6 +98,36 @@ def limited_values(text: str) -> dict[str, Values]:
         return unique((name, _limit_values(name, part)) for name, part in assignments(text))
 
 
+MAX_AXIS = 1000
+"""Values of one axis of a sweep."""
+
+
+def axis(number: Callable[[str], int]) -> Callable[[str | tuple[int, ...]], tuple[int, ...]]:
+    """Reads ``4k,32k`` or ``64..4096``: whole numbers; a range doubles from its first on and ends
+    with its last.
+    """
+
+    def values(text: str | tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(text, tuple):
+            return text
+        found: dict[int, None] = {}
+        for part in text.split(","):
+            low, dots, high = (piece.strip() for piece in part.partition(".."))
+            first = number(low)
+            last = number(high) if dots else first
+            if last < first:
+                raise click.BadParameter(f"the range {shown(part)} is reversed: {last} < {first}")
+            while first < last:
+                found[first] = None
+                first *= 2
+            found[last] = None
+        if len(found) > MAX_AXIS:
+            raise click.BadParameter(f"{len(found)} values; at most {MAX_AXIS}")
+        return tuple(found)
+
+    return values
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of a search space: plan fields with the values that they have in it."""

@@ -1,0 +1,278 @@
+"""``parallelsim sweep``: the best plan at many sizes, lengths and batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from parallelsim.cli_inputs import fit_task, shown_path, with_defaults
+from parallelsim.cli_options import SearchOptions, SpecOptions, search_options, spec_options
+from parallelsim.cli_values import axis, sequence_length, whole_number
+from parallelsim.errors import NoFeasiblePlanError, OutputError, SpecError
+from parallelsim.planfile import MAX_BATCH, MAX_GPUS
+
+if TYPE_CHECKING:
+    from parallelsim.fit import Task
+    from parallelsim.sweep import Point, Row
+
+EXIT_INTERRUPTED = 130
+MAX_POINTS = 2000
+PICTURES = ("png", "svg", "html")
+
+
+@click.command(
+    epilog="Example: parallelsim sweep --model llama3-70b --gpus 64..4096 --seq-length 4k,8k "
+    "--output sweep.csv --output sweep.html"
+)
+@partial(spec_options, without=("num_gpus", "seq_length", "global_batch_size"))
+@click.option(
+    "--gpus",
+    "-n",
+    "sizes",
+    type=axis(whole_number(1, MAX_GPUS)),
+    required=True,
+    metavar="N..N|N,...",
+    help="Numbers of GPUs: 64..4096 doubles from 64 to 4096.",
+)
+@click.option(
+    "--seq-length",
+    "-s",
+    "lengths",
+    type=axis(sequence_length),
+    metavar="TOKENS,...",
+    help="Tokens of a sequence, as 4k,32k,128k.  [default: the model's own]",
+)
+@click.option(
+    "--global-batch-size",
+    "-b",
+    "batches",
+    type=axis(whole_number(1, MAX_BATCH)),
+    metavar="N,...",
+    help="Sequences of one optimizer step.  [default: the model's own tokens at every length]",
+)
+@search_options
+@click.option(
+    "--output",
+    "-o",
+    "outputs",
+    multiple=True,
+    metavar="FILE.csv|png|svg|html",
+    help="Table or picture (needs matplotlib). A table that this sweep began is taken up."
+    " Repeatable.",
+)
+@click.option(
+    "--processes",
+    type=whole_number(1, 1024),
+    metavar="N",
+    help="Searches at once.  [default: one for each CPU core]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
+def sweep(
+    spec: SpecOptions,
+    sizes: tuple[int, ...],
+    lengths: tuple[int, ...] | None,
+    batches: tuple[int, ...] | None,
+    search: SearchOptions,
+    outputs: tuple[str, ...],
+    processes: int | None,
+    as_json: bool,
+    force: bool,
+) -> int:
+    """Find the best plan for every combination of GPUs, sequence length and batch.
+
+    Scaling efficiency is tokens/s of a GPU over that of the smallest cluster of the same sequence
+    length and batch.
+    """
+    from parallelsim import sweep as sweeps
+
+    table, pictures = _outputs(spec, outputs, force)
+    spec = with_defaults(spec)
+    task = fit_task(spec, search)
+    wanted = _points(task, sizes, lengths, batches)
+    inputs = _inputs(task, spec, search)
+    rows: dict[Any, Row] = {}
+    if table and os.path.exists(table) and not force:
+        rows = {tuple(row[n] for n in sweeps.AXES): row for row in sweeps.read_table(table, inputs)}
+        done = sum(point.key in rows for point in wanted)
+        click.echo(f"note: {done} of {len(wanted)} points are in {shown_path(table)}", err=True)
+    missing = [point for point in wanted if point.key not in rows]
+    cores = processes or _num_cores()
+    try:
+        with _progress(len(wanted), len(wanted) - len(missing)) as advance:
+            for row in sweeps.run(task, missing, cores):
+                rows[tuple(row[name] for name in sweeps.AXES)] = row
+                _write_table(table, list(rows.values()), inputs)
+                advance(row)
+    except KeyboardInterrupt:
+        _say_interrupted(table, sum(point.key in rows for point in wanted), len(wanted))
+        return EXIT_INTERRUPTED
+    _write_table(table, list(rows.values()), inputs)
+    own = sweeps.with_scaling(rows[point.key] | inputs for point in wanted)
+    _report(task, spec, own, table, pictures, as_json=as_json, force=force)
+    if not any(row["status"] == sweeps.FOUND for row in own):
+        raise NoFeasiblePlanError(f"no point has a safe plan; the first: {own[0]['status']}")
+    return 0
+
+
+def _outputs(
+    spec: SpecOptions, outputs: Sequence[str], force: bool
+) -> tuple[str | None, list[str]]:
+    """(the table, the pictures), all of which can be written.
+
+    Raises:
+        OutputError, click.UsageError: what is wrong with them.
+    """
+    from importlib.util import find_spec
+
+    from parallelsim.input_files import input_files
+    from parallelsim.planfile import check_writable
+
+    read = input_files(spec.model, spec.cluster, spec.framework)
+    tables = [path for path in outputs if path.lower().endswith(".csv")]
+    pictures = [path for path in outputs if path.lower().endswith(PICTURES)]
+    for path in outputs:
+        if path not in (*tables, *pictures):
+            raise OutputError(f"{path[:200]}: expected a name that ends in .csv, .png, .svg, .html")
+        # A table that exists is taken up, not replaced: reading it decides.
+        check_writable(path, force=force or path in tables, inputs=read)
+    if len(tables) > 1:
+        raise click.UsageError("--output: one table, please")
+    if len({os.path.realpath(path) for path in outputs}) < len(outputs):
+        raise click.UsageError("--output: the same file twice")
+    if pictures and find_spec("matplotlib") is None:
+        raise OutputError("pictures need matplotlib: pip install 'matplotlib>=3.8'")
+    return (tables[0] if tables else None), pictures
+
+
+def _points(
+    task: Task,
+    sizes: Sequence[int],
+    lengths: Sequence[int] | None,
+    batches: Sequence[int] | None,
+) -> list[Point]:
+    """All points of the sweep.
+
+    Raises:
+        SpecError: a size that the cluster cannot have, a length that the model cannot, too many.
+    """
+    from parallelsim.sweep import points
+
+    for size in sizes:
+        task.cluster.with_num_gpus(size)
+    for length in lengths or ():
+        task.model.with_seq_length(length)
+    if batches is None and task.model.default_global_batch_tokens < 1:
+        raise SpecError(f"{task.model.name} states no batch; give --global-batch-size (sequences)")
+    found = points(sizes, lengths or (task.model.seq_length,), batches or (None,))
+    if len(found) > MAX_POINTS:
+        raise SpecError(f"{len(found)} points are too many for one sweep, at most {MAX_POINTS}")
+    return found
+
+
+def _inputs(task: Task, spec: SpecOptions, search: SearchOptions) -> dict[str, str]:
+    """What all rows of a table share."""
+    import hashlib
+    from importlib.metadata import version
+
+    limits = {name: list(values) for name, values in search.limits.items()}
+    options = asdict(replace(search, limits={})) | {"limits": limits}
+    options |= {"set": dict(spec.overrides), "nic_gbit_per_s": spec.nic_gbit_per_s}
+    facts = repr((task.model, task.cluster, task.framework, version("parallelsim")))
+    return {
+        "model": task.model.name,
+        "cluster": task.cluster.name,
+        "framework": task.framework.name,
+        "precision": task.precision,
+        "options": json.dumps(options, sort_keys=True),
+        "digest": hashlib.sha256(facts.encode()).hexdigest()[:16],
+    }
+
+
+def _num_cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _write_table(table: str | None, rows: list[Row], inputs: dict[str, str]) -> None:
+    """The whole table at once: an interrupt, or a kill, leaves the last whole one."""
+    from parallelsim.planfile import write_text
+    from parallelsim.sweep import table_text, with_scaling
+
+    if table and rows:
+        write_text(table, table_text(with_scaling(rows), inputs), force=True)
+
+
+def _say_interrupted(table: str | None, done: int, number: int) -> None:
+    kept = "nothing is kept; give --output FILE.csv"
+    if table and done:
+        kept = f"{done} of {number} points are in {shown_path(table)}: the same command goes on"
+    click.echo(f"note: interrupted; {kept}", err=True)
+
+
+@contextmanager
+def _progress(total: int, done: int) -> Iterator[Callable[[Row], None]]:
+    """A bar on a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda row: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[at]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, completed=done, at="")
+
+        def advance(row: Row) -> None:
+            at = f"{row['num_gpus']} GPUs, {row['seq_length']} tokens"
+            bar.update(task, advance=1, at=at)
+
+        yield advance
+
+
+def _report(
+    task: Task,
+    spec: SpecOptions,
+    rows: list[Row],
+    table: str | None,
+    pictures: Sequence[str],
+    *,
+    as_json: bool,
+    force: bool,
+) -> None:
+    from parallelsim.planfile import write_text
+
+    changed = "".join(f", {name}={value}" for name, value in spec.overrides.items())
+    title = f"{task.model.name}{changed} on {task.cluster.name} ({task.cluster.accelerator.name}), "
+    title += f"{task.framework.name}, {task.precision}"
+    for path in pictures:
+        from parallelsim.report.sweep_plot import sweep_picture
+
+        kind = path.rpartition(".")[2].lower()
+        write_text(path, sweep_picture(rows, title, kind), force=force)
+    for path in (*([table] if table else []), *pictures):
+        click.echo(f"wrote {shown_path(path)}", err=True)
+    if as_json:
+        from parallelsim.report.documents import json_text
+
+        click.echo(json_text({"title": title, "points": rows}))
+        return
+    from parallelsim.report.swept import print_sweep
+
+    click.echo(f"{title}\n")
+    print_sweep(rows)

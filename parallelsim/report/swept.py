@@ -1,0 +1,62 @@
+"""The points of a sweep as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parallelsim.report.plans import CP_MARKS, EP_MARKS, LAYOUT_MARKS
+from parallelsim.report.tables import Column, print_line, print_table
+from parallelsim.units import format_seconds
+
+_COLUMNS = (
+    Column("GPUs"),
+    Column("tokens"),
+    Column("batch"),
+    Column("TP"),
+    Column("CP"),
+    Column("PP"),
+    Column("VP", priority=4),
+    Column("EP", priority=1),
+    Column("DP"),
+    Column("MB"),
+    Column("Z", priority=6),
+    Column("recomp.", "left", priority=3),
+    Column("step"),
+    Column("tok/s/GPU"),
+    Column("MFU", priority=2),
+    Column("mem", priority=5),
+    Column("scaling"),
+)
+
+
+def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The best plan of each point, and why some have none."""
+    found = [row for row in rows if row["step_time_s"] is not None]
+    cells = [_cells(row) for row in found]
+    experts = any(row[7] != "1" for row in cells)
+    keep = [i for i, column in enumerate(_COLUMNS) if experts or column.header != "EP"]
+    left_out = print_table([_COLUMNS[i] for i in keep], [[row[i] for i in keep] for row in cells])
+    if left_out:
+        print_line(f"left out for width: {', '.join(left_out)}")
+    for row in rows:
+        if row["step_time_s"] is None:
+            batch = f", batch {row['batch']}" if row["batch"] else ""
+            place = f"{row['num_gpus']} GPUs, {row['seq_length']} tokens{batch}"
+            print_line(f"{place}: {row['status']}")
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        *(str(row[name]) for name in ("num_gpus", "seq_length", "global_batch_size", "tp")),
+        f"{row['cp']}{CP_MARKS.get(str(row['cp_comm_type']), '')}",
+        f"{row['pp']}{LAYOUT_MARKS.get(str(row['layout']), '')}",
+        str(row["vpp"]),
+        f"{row['ep']}{EP_MARKS.get(str(row['moe_dispatcher']), '')}" if int(row["ep"]) > 1 else "1",
+        *(str(row[name]) for name in ("dp", "micro_batch_size", "zero", "recompute")),
+        format_seconds(row["step_time_s"]),
+        f"{row['tokens_per_s_per_gpu']:.0f}",
+        f"{row['mfu']:.1%}",
+        f"{row['memory_use_frac']:.0%}",
+        f"{row['scaling_efficiency']:.1%}",
+    ]
