@@ -16,6 +16,7 @@ SUBLAYERS = (
     "latent-attention",
     "cross-attention",
     "state-space",
+    "selective-scan",
     "mlp",
     "experts",
     "custom",

@@ -36,10 +36,6 @@ _REFUSED_KEYS: Mapping[str, str] = {
 """Of plain decoders: keys that another architecture's configuration would have."""
 _RELEASED_QUANTISED = ("deepseek_v3", "kimi_k2", "gpt_oss")
 """Released in fp8 or MXFP4 alone: what their configurations say of that is no part of the model."""
-_REFUSED_TYPES: Mapping[str, str] = {
-    "jamba": "has Mamba-1 mixers, which are not supported (Mamba-2 is)",
-    "mamba": "has Mamba-1 mixers, which are not supported (Mamba-2 is)",
-}
 
 
 def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
@@ -50,9 +46,6 @@ def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """
     reader = ConfigReader(config)
     model_type = reader.text("model_type")
-    if model_type in _REFUSED_TYPES:
-        message = f"{shown(model_type)} {_REFUSED_TYPES[model_type]}"
-        raise SpecError(message, key="model_type")
     if config.get("quantization_config") is not None and model_type not in _RELEASED_QUANTISED:
         message = "a quantised checkpoint; use the configuration of the original model"
         raise SpecError(message, key="quantization_config")

@@ -1,4 +1,4 @@
-"""Hugging Face configurations of state-space models and hybrids: Nemotron-H, Bamba, Mamba-2.
+"""Hugging Face configurations of state-space models and hybrids: Nemotron-H, Bamba, Jamba, Mamba.
 
 Keys and defaults are those of each architecture's configuration class in the transformers library
 (``src/transformers/models/*/configuration_*.py``).
@@ -12,7 +12,14 @@ from typing import Any
 from parallelsim.errors import SpecError
 from parallelsim.huggingface_config import ConfigReader, blocks_of
 from parallelsim.layer_checks import LIMITS
-from parallelsim.layers import MLP, Attention, Layer, MixtureOfExperts, StateSpace
+from parallelsim.layers import (
+    MLP,
+    Attention,
+    Layer,
+    MixtureOfExperts,
+    SelectiveScan,
+    StateSpace,
+)
 from parallelsim.model import ModelSpec
 from parallelsim.yaml_io import shown
 
@@ -202,10 +209,6 @@ def _bamba(config: ConfigReader, name: str) -> ModelSpec:
 def _mamba2(config: ConfigReader, name: str) -> ModelSpec:
     """Mixers alone; nothing bounds the sequence."""
     _refuse_bias(config, "use_bias")
-    num_layers = config.whole("num_hidden_layers")
-    if num_layers > LIMITS["num_layers"][1]:
-        message = f"expected at most {LIMITS['num_layers'][1]}, got {num_layers}"
-        raise SpecError(message, key="num_hidden_layers")
     mixer = StateSpace(
         num_heads=config.whole("num_heads"),
         head_dim=config.whole("head_dim"),
@@ -218,14 +221,113 @@ def _mamba2(config: ConfigReader, name: str) -> ModelSpec:
     return _model(
         config,
         name,
-        [Layer(state_space=mixer, num_norms=1)] * num_layers,
+        [Layer(state_space=mixer, num_norms=1)] * _num_layers(config),
         max_seq_length=LIMITS["max_seq_length"][1],
         tied_embeddings=config.flag("tie_word_embeddings", False),
     )
+
+
+def _mamba(config: ConfigReader, name: str) -> ModelSpec:
+    """Mamba-1 mixers alone; nothing bounds the sequence."""
+    falcon = config.text("model_type") == "falcon_mamba"
+    mixer = SelectiveScan(
+        inner_width=config.whole("intermediate_size"),
+        state_size=config.whole("state_size", default=16),
+        dt_rank=_dt_rank(config, "time_step_rank"),
+        conv_kernel=config.whole("conv_kernel", default=4),
+        conv_bias=config.flag("use_conv_bias", True),
+    )
+    _refuse_bias(config, "use_bias")
+    layer = Layer(state_space=mixer, num_norms=1)
+    return _model(
+        config,
+        name,
+        [layer] * _num_layers(config),
+        max_seq_length=LIMITS["max_seq_length"][1],
+        tied_embeddings=config.flag("tie_word_embeddings", not falcon),
+    )
+
+
+def _num_layers(config: ConfigReader) -> int:
+    number = config.whole("num_hidden_layers")
+    if number > LIMITS["num_layers"][1]:
+        message = f"expected at most {LIMITS['num_layers'][1]}, got {number}"
+        raise SpecError(message, key="num_hidden_layers")
+    return number
+
+
+def _dt_rank(config: ConfigReader, key: str) -> int:
+    """A number, or ``auto``: a sixteenth of the hidden size, rounded up."""
+    if config.value(key) in (None, "auto"):
+        return -(-config.whole("hidden_size") // 16)
+    return config.whole(key)
+
+
+def _jamba(config: ConfigReader, name: str) -> ModelSpec:
+    """Mamba-1 mixers, attention without positions in every eighth layer, experts in every second;
+    scores are chosen after the softmax.
+    """
+    _refuse_bias(config, "mamba_proj_bias")
+    hidden, heads, num_layers = config.sizes()
+    mixer = SelectiveScan(
+        inner_width=config.whole("mamba_expand", default=2) * hidden,
+        state_size=config.whole("mamba_d_state", default=16),
+        dt_rank=_dt_rank(config, "mamba_dt_rank"),
+        conv_kernel=config.whole("mamba_d_conv", default=4),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        inner_norms=True,
+    )
+    groups = config.whole("num_key_value_heads", default=8)
+    attention = Attention(heads, groups, config.head_dim(hidden, heads))
+    width = config.whole("intermediate_size")
+    activation = config.activation(("hidden_act",), "silu")
+    dense = MLP(width, gated=True, activation=activation)
+    number = config.whole("num_experts", default=16)
+    experts = MixtureOfExperts(
+        num_experts=number,
+        top_k=config.whole("num_experts_per_tok", default=2),
+        ffn_hidden_size=width,
+        gated=True,
+        activation=activation,
+        router_pre_softmax=True,
+    )
+    attends, sparse = (
+        _every(config, kind, num_layers, *usual) for kind, usual in _JAMBA_PERIODS.items()
+    )
+    layers = [
+        Layer(
+            attention=attention if attends[index] else None,
+            state_space=None if attends[index] else mixer,
+            experts=experts if sparse[index] and number > 1 else None,
+            mlp=None if sparse[index] and number > 1 else dense,
+        )
+        for index in range(num_layers)
+    ]
+    return _model(
+        config,
+        name,
+        layers,
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        attention_dropout=config.share("attention_dropout"),
+    )
+
+
+_JAMBA_PERIODS: Mapping[str, tuple[int, int]] = {"attn": (8, 4), "expert": (2, 1)}
+"""Kind of layer -> (period, offset) where the keys are left out."""
+
+
+def _every(config: ConfigReader, kind: str, number: int, period: int, offset: int) -> list[bool]:
+    """Which layers are ``offset`` behind a multiple of the period."""
+    period = config.whole(f"{kind}_layer_period", default=period)
+    offset = config.whole(f"{kind}_layer_offset", default=offset, smallest=0)
+    return [index % period == offset for index in range(number)]
 
 
 HYBRID_BUILDERS: Mapping[str, Callable[[ConfigReader, str], ModelSpec]] = {
     "nemotron_h": _nemotron_h,
     "bamba": _bamba,
     "mamba2": _mamba2,
+    "mamba": _mamba,
+    "falcon_mamba": _mamba,
+    "jamba": _jamba,
 }

@@ -12,6 +12,7 @@ from parallelsim.layers import (
     LatentAttention,
     Layer,
     MixtureOfExperts,
+    SelectiveScan,
     StateSpace,
     SubLayer,
 )
@@ -26,6 +27,8 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "head_dim": (1, 10**5),
     "ffn_hidden_size": (1, 10**7),
     "window": (1, 10**8),
+    "inner_width": (1, 10**7),
+    "dt_rank": (1, 10**6),
     "num_norms": (0, 8),
     "num_experts": (1, 10**5),
     "top_k": (1, 10**5),
@@ -113,6 +116,8 @@ def _check_sublayer(part: SubLayer) -> None:
         _check_latent_attention(part)
     elif isinstance(part, StateSpace):
         _check_state_space(part)
+    elif isinstance(part, SelectiveScan):
+        _check_fields(part, "inner_width", "state_size", "dt_rank", "conv_kernel")
     elif isinstance(part, MLP):
         check_range("ffn_hidden_size", part.ffn_hidden_size)
     elif isinstance(part, MixtureOfExperts):

@@ -8,6 +8,7 @@ model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from parallelsim.custom_layers import Custom
 
@@ -196,6 +197,41 @@ class StateSpace:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectiveScan:
+    """A Mamba-1 mixer (arXiv:2312.00752): input projection, short convolution, projection to dt, B
+    and C, scan of every channel by itself, gate, output projection.
+    """
+
+    inner_width: int
+    state_size: int
+    dt_rank: int
+    """Columns from which the step sizes of all channels are projected."""
+    conv_kernel: int = 4
+    conv_bias: bool = True
+    inner_norms: bool = False
+    """dt, B and C are normed with weights (Jamba)."""
+
+    num_heads: ClassVar[int] = 1
+    num_groups: ClassVar[int] = 1
+    """What tensor and context parallelism could split: no software here splits its channels."""
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Projections, convolution, bias of dt, A, D, and the norms of dt, B and C."""
+        channel = self.conv_kernel + self.conv_bias + 1 + self.state_size + 1
+        norms = (self.dt_rank + 2 * self.state_size) * self.inner_norms
+        return self.gemm_weights(hidden_size) + self.inner_width * channel + norms
+
+    def gemm_weights(self, hidden_size: int) -> int:
+        """Weights that multiply every token: in (values, gate), to dt, B and C, dt, and out."""
+        into_and_out = 3 * hidden_size * self.inner_width
+        return into_and_out + 2 * self.inner_width * (self.dt_rank + self.state_size)
+
+    def scan_flops_per_token(self) -> float:
+        """Forward, counted as :class:`StateSpace` counts its scan."""
+        return 7.0 * self.inner_width * self.state_size
+
+
+@dataclass(frozen=True, slots=True)
 class MLP:
     """A feed-forward network: two matrices, or three when gated (SwiGLU, GeGLU)."""
 
@@ -314,7 +350,7 @@ class Layer:
     experts: MixtureOfExperts | None = None
     """In place of ``mlp``."""
     cross_attention: Attention | None = None
-    state_space: StateSpace | None = None
+    state_space: StateSpace | SelectiveScan | None = None
     custom: Custom | None = None
     """Operators that the file lists, after the other sub-layers."""
     num_norms: int = 2
@@ -340,7 +376,9 @@ class Layer:
         return len(self.sublayers) - (self.custom is not None)
 
 
-SubLayer = Attention | LatentAttention | StateSpace | MLP | MixtureOfExperts | Custom
+SubLayer = (
+    Attention | LatentAttention | StateSpace | SelectiveScan | MLP | MixtureOfExperts | Custom
+)
 
 
 @dataclass(frozen=True, slots=True)

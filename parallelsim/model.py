@@ -15,7 +15,14 @@ from functools import cached_property
 from parallelsim.custom_layers import Custom
 from parallelsim.errors import SpecError
 from parallelsim.layer_checks import check_edges, check_layer, check_range
-from parallelsim.layers import Attention, Block, LatentAttention, Layer, StateSpace
+from parallelsim.layers import (
+    Attention,
+    Block,
+    LatentAttention,
+    Layer,
+    SelectiveScan,
+    StateSpace,
+)
 from parallelsim.lora import LoRA
 
 VOCAB_PADDING = 128
@@ -341,7 +348,7 @@ class ModelSpec:
                 total += 12.0 * part.num_heads * part.core_width * part.pairs_per_sequence(s)
             if isinstance(part, Attention) and part.kv_seq_length:
                 total += 6.0 * part.kv_seq_length * part.cross_weights(h)
-            if isinstance(part, StateSpace):
+            if isinstance(part, StateSpace | SelectiveScan):
                 total += 3.0 * s * part.scan_flops_per_token()
         return total
 

@@ -23,6 +23,7 @@ from parallelsim.layers import (
     LatentAttention,
     Layer,
     MixtureOfExperts,
+    SelectiveScan,
     StateSpace,
 )
 from parallelsim.model import ModelSpec
@@ -122,7 +123,7 @@ def model_facts(model: ModelSpec) -> ModelFacts:
     parts = [part for layer in layers for part in layer.sublayers]
     softmax = [part for part in parts if isinstance(part, Attention)]
     latent = [part for part in parts if isinstance(part, LatentAttention)]
-    scans = [part for part in parts if isinstance(part, StateSpace)]
+    scans = [part for part in parts if isinstance(part, StateSpace | SelectiveScan)]
     windows = [a.window for a in softmax if a.window is not None and a.window < model.seq_length]
     own = [layer.seq_length for layer in layers if layer.seq_length]
     others = own + [a.kv_seq_length for a in softmax if a.kv_seq_length]
@@ -177,7 +178,8 @@ def _kinds(layers: Sequence[Layer], has_customs: bool) -> tuple[str, ...]:
         "attention-sinks": any(a.sinks for a in softmax),
         "latent-attention": any(isinstance(layer.attention, LatentAttention) for layer in layers),
         "cross-attention": any(layer.cross_attention is not None for layer in layers),
-        "state-space": any(layer.state_space is not None for layer in layers),
+        "state-space": any(isinstance(layer.state_space, StateSpace) for layer in layers),
+        "selective-scan": any(isinstance(layer.state_space, SelectiveScan) for layer in layers),
         "mlp": any(layer.mlp is not None for layer in layers),
         "experts": any(layer.experts is not None for layer in layers),
         "custom": has_customs,

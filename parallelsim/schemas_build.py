@@ -43,6 +43,7 @@ from parallelsim.layers import (
     LatentAttention,
     Layer,
     MixtureOfExperts,
+    SelectiveScan,
     StateSpace,
 )
 from parallelsim.lora import LoRA
@@ -202,6 +203,7 @@ SUB_LAYERS: Mapping[str, tuple[str, type, Mapping[str, str]]] = {
     "attention": ("attention", Attention, {"num_heads": "num_attention_heads"}),
     "latent_attention": ("attention", LatentAttention, {"num_heads": "num_attention_heads"}),
     "state_space": ("state_space", StateSpace, {}),
+    "selective_scan": ("state_space", SelectiveScan, {}),
     "cross_attention": ("cross_attention", Attention, {"num_heads": "num_attention_heads"}),
     "mlp": ("mlp", MLP, {}),
     "experts": ("experts", MixtureOfExperts, {}),
@@ -216,8 +218,8 @@ def _layer(layer: File) -> Layer:
         if (part := layer.get(key)) is None:
             continue
         if field in parts:
-            message = "a layer has attention or latent_attention, not both"
-            raise SpecError(message, key="latent_attention")
+            other = next(k for k, (f, _, _) in SUB_LAYERS.items() if f == field)
+            raise SpecError(f"a layer has {other} or {key}, not both", key=key)
         given = {ours: part[theirs] for ours, theirs in names.items()}
         if key == "cross_attention":  # every token sees the whole other sequence
             given["causal"] = False

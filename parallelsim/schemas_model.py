@@ -87,6 +87,17 @@ class StateSpaceFile(StrictModel):
     conv_bias: bool = OPTIONAL
 
 
+class SelectiveScanFile(StrictModel):
+    """A Mamba-1 mixer."""
+
+    inner_width: int
+    state_size: int
+    dt_rank: int
+    conv_kernel: int = OPTIONAL
+    conv_bias: bool = OPTIONAL
+    inner_norms: bool = OPTIONAL
+
+
 class MLPFile(StrictModel):
     """A feed-forward network."""
 
@@ -165,6 +176,7 @@ class LayerFile(StrictModel):
     attention: AttentionFile | None = OPTIONAL
     latent_attention: LatentAttentionFile | None = OPTIONAL
     state_space: StateSpaceFile | None = OPTIONAL
+    selective_scan: SelectiveScanFile | None = OPTIONAL
     cross_attention: CrossAttentionFile | None = OPTIONAL
     mlp: MLPFile | None = OPTIONAL
     experts: ExpertsFile | None = OPTIONAL

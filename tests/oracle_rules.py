@@ -9,7 +9,14 @@ from sharding_rules import broken_sharding
 from parallelsim.cluster import ClusterSpec
 from parallelsim.custom_layers import Custom
 from parallelsim.framework import FrameworkSpec
-from parallelsim.layers import MLP, Attention, LatentAttention, MixtureOfExperts, StateSpace
+from parallelsim.layers import (
+    MLP,
+    Attention,
+    LatentAttention,
+    MixtureOfExperts,
+    SelectiveScan,
+    StateSpace,
+)
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
@@ -80,7 +87,7 @@ def _broken_shape(
                     found.add("hybrid-cp-heads")
                 if cp > 1 and plan.cp_comm_type == "a2a" and part.num_heads % (tp * cp):
                     found.add("a2a-heads-divide-by-cp")
-            elif isinstance(part, StateSpace):
+            elif isinstance(part, StateSpace | SelectiveScan):
                 found |= _broken_scan(part, plan)
             elif isinstance(part, Custom):
                 texts = " ".join(size.text for each in part.operators for _, size in each.sizes)
@@ -135,7 +142,7 @@ def _broken_attention(
     return found
 
 
-def _broken_scan(scan: StateSpace, plan: Plan) -> set[str]:
+def _broken_scan(scan: StateSpace | SelectiveScan, plan: Plan) -> set[str]:
     """Megatron-LM's assertions in ssm/mamba_mixer.py and ssm/mamba_context_parallel.py."""
     found = set()
     if scan.num_heads % plan.tp or scan.num_groups % plan.tp:
@@ -184,7 +191,8 @@ def _broken_experts(model: ModelSpec, framework: FrameworkSpec, plan: Plan) -> s
 def _kinds(model: ModelSpec) -> set[str]:
     """Kinds of sub-layers that the model is made of."""
     names = {Attention: "attention", LatentAttention: "latent-attention", MLP: "mlp"}
-    names |= {StateSpace: "state-space", MixtureOfExperts: "experts", Custom: "custom"}
+    names |= {SelectiveScan: "selective-scan", StateSpace: "state-space"}
+    names |= {MixtureOfExperts: "experts", Custom: "custom"}
     found = {"custom"} if model.input_operators or model.output_operators else set()
     for layer, _ in model.layer_kinds:
         own = [part for part in layer.sublayers if part is not layer.cross_attention]

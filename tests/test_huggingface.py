@@ -179,6 +179,13 @@ def test_a_hybrids_module_of_multi_token_prediction_has_layers_of_its_own():
     assert model.mtp_parameters() == layers + 2 * h * h + 3 * h
 
 
+def test_jamba_attends_in_every_eighth_layer_and_has_experts_in_every_second():
+    model = model_from_config(CHECKPOINTS["jamba-v0.1"][0], "j")
+    assert [i for i, layer in enumerate(model.layers) if layer.attention] == [4, 12, 20, 28]
+    assert [i for i, layer in enumerate(model.layers) if layer.experts] == [*range(1, 32, 2)]
+    assert round(model.num_active_parameters / 1e9) == 12
+
+
 def test_bamba_rounds_to_the_published_count():
     model = model_from_config(BAMBA_9B, "b")  # Bamba-9B: 9.78 B on its card
     assert round(model.num_parameters / 1e9, 2) == 9.78
@@ -303,9 +310,10 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
         ({"model_type": "gemma2", "layer_types": ["x"] * 32}, "got 'x'"),
         ({"model_type": "bert", "position_embedding_type": "relative"}, "expected 'absolute'"),
         (
-            {"model_type": "jamba"},
-            "model_type: 'jamba' has Mamba-1 mixers, which are not supported",
+            {"model_type": "jamba", "mamba_proj_bias": True},
+            "mamba_proj_bias: biases of these projections",
         ),
+        ({"model_type": "mamba", "time_step_rank": -3}, "time_step_rank: expected a whole number"),
         ({"model_type": "mixtral"}, "num_local_experts: this key is missing"),
         ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window: a sliding window is"),
         (

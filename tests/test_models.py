@@ -260,6 +260,7 @@ LATENT = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 8,
 }
+SCAN = {"inner_width": 64, "state_size": 16, "dt_rank": 4}
 MIXER = {"num_heads": 8, "head_dim": 8, "state_size": 16, "num_groups": 2}
 
 
@@ -326,6 +327,8 @@ MIXER = {"num_heads": 8, "head_dim": 8, "state_size": 16, "num_groups": 2}
         ),
         (LAYER, {"state_space": {**MIXER, "state_size": 0}}, "state_size: expected 1 to"),
         (LAYER, {"state_space": {**MIXER, "num_groups": 3}}, "8 heads cannot share 3 groups"),
+        (LAYER, {"state_space": MIXER, "selective_scan": SCAN}, "state_space or selective_scan"),
+        (LAYER, {"selective_scan": {**SCAN, "dt_rank": 0}}, "dt_rank: expected 1 to"),
         (("architecture", "mtp_layers"), [{"experts": EXPERTS}], "mtp_layers: needs num_mtp"),
         (("architecture", "num_mtp_layers"), -1, "num_mtp_layers: expected 0 to 100, got -1"),
         (

@@ -31,7 +31,8 @@ CONV_KERNEL, CHUNK_SIZE = 4, 128
 
 def mixer_of(model: ModelSpec) -> StateSpace | None:
     """The mixer that all such layers of a hybrid share; None for transformers."""
-    return next((layer.state_space for layer, _ in model.layer_kinds if layer.state_space), None)
+    mixers = (layer.state_space for layer, _ in model.layer_kinds)
+    return next((mixer for mixer in mixers if isinstance(mixer, StateSpace)), None)
 
 
 def hybrid_model_refusals(model: ModelSpec, version: MegatronVersion) -> Iterator[str]:

@@ -12,7 +12,14 @@ from parallelsim.exporters.megatron_flags import (
     MegatronVersion,
 )
 from parallelsim.exporters.megatron_hybrid import hybrid_model_refusals, mixer_of
-from parallelsim.layers import MLP, Attention, LatentAttention, Layer, MixtureOfExperts
+from parallelsim.layers import (
+    MLP,
+    Attention,
+    LatentAttention,
+    Layer,
+    MixtureOfExperts,
+    SelectiveScan,
+)
 from parallelsim.model import ModelSpec
 
 POSITION_FLAGS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
@@ -48,6 +55,9 @@ def model_refusals(
         yield "it trains language models, between a vocabulary table and its logits"
     if any(layer.custom for layer, _ in model.layer_kinds):
         yield "it builds no layers of custom operators"
+    if any(isinstance(layer.state_space, SelectiveScan) for layer, _ in model.layer_kinds):
+        yield "its state-space mixers are Mamba-2, not Mamba-1"
+        return
     if model.num_stacks > 1 or any(layer.seq_length for layer, _ in model.layer_kinds):
         yield "it trains no encoder with a decoder: main has no pretrain_t5.py any more"
         return

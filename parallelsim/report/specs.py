@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from parallelsim.cluster import ClusterSpec
 from parallelsim.custom_layers import Custom
 from parallelsim.framework import FrameworkSpec
-from parallelsim.layers import MLP, Attention, LatentAttention, MixtureOfExperts, StateSpace
+from parallelsim.layers import (
+    MLP,
+    Attention,
+    LatentAttention,
+    MixtureOfExperts,
+    SelectiveScan,
+    StateSpace,
+)
 from parallelsim.model import ModelSpec
 from parallelsim.report.tables import Column
 from parallelsim.units import GB, TERA, format_bytes, format_count
@@ -130,7 +137,8 @@ def _attention_words(model: ModelSpec) -> str:
     """heads/kv of the first attention, and the other mixers: ``32/8``, ``MLA 128``, ``Mamba``."""
     words = [f"{part.num_heads}/{part.num_query_groups}" for part, _ in _parts(model, Attention)]
     words += [f"MLA {part.num_heads}" for part, _ in _parts(model, LatentAttention)]
-    mixers = ["Mamba"] if _parts(model, StateSpace) else []
+    has_mixers = any(layer.state_space for layer, _ in model.layer_kinds)
+    mixers = ["Mamba"] if has_mixers else []
     return " + ".join([*words[:1], *mixers]) or "-"
 
 
@@ -185,6 +193,9 @@ def _described(part: Any) -> str:
     if isinstance(part, StateSpace):
         text = f"a Mamba-2 mixer: {part.num_heads} heads of {part.head_dim}"
         return f"{text}, {part.state_size} states, {part.num_groups} groups"
+    if isinstance(part, SelectiveScan):
+        text = f"a Mamba-1 mixer: {part.inner_width} channels of {part.state_size} states"
+        return f"{text}, dt of rank {part.dt_rank}"
     if isinstance(part, Custom):
         names = [each.name for each in part.operators]
         shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

@@ -20,6 +20,7 @@ from parallelsim.layers import (
     LatentAttention,
     Layer,
     MixtureOfExperts,
+    SelectiveScan,
     StateSpace,
     SubLayer,
 )
@@ -31,7 +32,7 @@ from parallelsim.sublayers.custom import custom_work, input_elements
 from parallelsim.sublayers.experts import experts_work
 from parallelsim.sublayers.latent_attention import latent_attention_work
 from parallelsim.sublayers.mlp import mlp_work
-from parallelsim.sublayers.state_space import state_space_work
+from parallelsim.sublayers.state_space import selective_scan_work, state_space_work
 from parallelsim.sublayers.work import Exchange, Place, Repeat, Work
 
 __all__ = ["Exchange", "Repeat", "Work", "mean_input", "work"]
@@ -40,6 +41,7 @@ _KINDS: dict[type, Callable[[Any, Place], Work]] = {
     Attention: attention_work,
     LatentAttention: latent_attention_work,
     StateSpace: state_space_work,
+    SelectiveScan: selective_scan_work,
     MLP: mlp_work,
     MixtureOfExperts: experts_work,
     Custom: custom_work,

@@ -1,10 +1,12 @@
-"""Mamba-2 mixers (arXiv:2405.21060): projections, short convolution, chunked scan, gated norm."""
+"""Mixers of state spaces: Mamba-2 (arXiv:2405.21060), whose chunked scan is products of matrices,
+and Mamba-1 (arXiv:2312.00752), whose scan is memory-bound.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from parallelsim.layers import StateSpace
+from parallelsim.layers import SelectiveScan, StateSpace
 from parallelsim.operators import Gemm
 from parallelsim.sublayers.work import (
     Cast,
@@ -21,6 +23,10 @@ SCAN_PASSES = (6.0, 14.0)
 """Times that the scan's kernels touch values, B and C, forward and backward: chunk states, state
 passing, chunk scan and their gradients. Counted from the kernels of arXiv:2405.21060's
 implementation, not measured."""
+SELECTIVE_PASSES = (6.0, 14.0)
+"""Times that the selective scan touches a channel's tensors: values, dt, gate and output, and half
+as long again for its exponentials, of which there are ``state_size`` a value (16 take about as long
+as three passes); backward scans again and has the four gradients. Counted, not measured."""
 
 
 def state_space_work(mixer: StateSpace, place: Place) -> Work:
@@ -59,5 +65,43 @@ def state_space_work(mixer: StateSpace, place: Place) -> Work:
         cast_backward_bytes=cast_b,
         parameters=h * into + inner * h + kernel + 3 * mixer.num_heads / tp + inner,
         gemms=(Gemm(tokens, into, hidden), Gemm(tokens, hidden, inner), *scan),
+        tp_regions=place.tp_region,
+    )
+
+
+def selective_scan_work(mixer: SelectiveScan, place: Place) -> Work:
+    """Projections, convolution, selective scan and gate of one rank (Mamba-1).
+
+    GEMMs (T, 2 i, h), (T, r + 2 n, i), (T, i, r) and (T, h, i) with i inner width, n states, r rank
+    of dt; the scan moves ``SELECTIVE_PASSES`` x 2 T i bytes, forward and backward. Saved 2 (5 i + r
+    + 2 n) bytes a token: values before and after the convolution, gate, dt, output; dt's columns, B
+    and C. Neglects: norms of dt, B and C, whose columns are few.
+    """
+    h, tokens = place.model.hidden_size, place.tokens
+    inner, columns = mixer.inner_width, mixer.dt_rank + 2 * mixer.state_size
+
+    def product(into: float, out_of: float) -> Gemm:
+        return Gemm(tokens, np.full_like(tokens, into), np.full_like(tokens, out_of))
+
+    forward, backward = (2.0 * passes * tokens * inner for passes in SELECTIVE_PASSES)
+    convolution = 4.0 * tokens * inner
+    cast_f, cast_b = cast_bytes(place, Cast(np.full_like(tokens, inner), 2.0 * inner + 0 * tokens))
+    saved = 2.0 * tokens * (5 * inner + columns) + gathered_input_bytes(place)
+    saved = saved - spared_bytes(place, tokens * (h / place.keys.sequence_shards + inner))
+    return with_own(
+        residual_stream(place),
+        place,
+        saved,
+        forward_bytes=place.width * (forward + convolution),
+        backward_bytes=place.width * (backward + 2 * convolution),
+        cast_forward_bytes=cast_f,
+        cast_backward_bytes=cast_b,
+        parameters=float(mixer.num_parameters(h)),
+        gemms=(
+            product(2 * inner, h),
+            product(columns, inner),
+            product(inner, mixer.dt_rank),
+            product(h, inner),
+        ),
         tp_regions=place.tp_region,
     )
