@@ -123,7 +123,7 @@ def recompute_beyond_chunk(c: Context, p: PlanBatch) -> BoolArray | bool:
         middle = np.maximum(c.model.num_layers - first - last, 0) // between
         largest = np.maximum(np.maximum(first, last), middle)
         beyond = np.where(uneven, asked * p.vpp[index] > largest, beyond)
-    if len(p.cuts) > 1:
+    if (layout == FREE).any():
         most = np.array([max(cut, default=0) for cut in p.cuts])[p.chunk_layers[index]]
         beyond = np.where(layout == FREE, asked > most, beyond)
     broken[index] = beyond | (p.recompute[index] != FULL)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import oracle_rules
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from moe_models import DEEPSEEK, MIXTRAL, SCANS, SINKS
 from rule_cases import BARE, CASES, CLUSTER, GOOD, LLAMA, MEGATRON, MISTRAL, MOE, OF_ALL_PLANS, PIPE
@@ -268,6 +268,12 @@ def plan_values(field_name: str, kind: str) -> st.SearchStrategy[object]:
 PLANS = st.builds(Plan, **{f.name: plan_values(f.name, str(f.type)) for f in fields(Plan)})
 
 
+@example(
+    plans=[
+        Plan(chunk_layers=(0,)),
+        Plan(layout="free", recompute="full", recompute_num_layers=1),
+    ]
+)
 @given(plans=st.lists(PLANS, min_size=1, max_size=20))
 @settings(max_examples=200, deadline=None)
 def test_absurd_plans_are_answered_without_overflow_or_division_by_zero(plans):
