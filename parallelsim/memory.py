@@ -75,7 +75,7 @@ class Activations(NamedTuple):
     embedding_bytes: FloatArray
     loss_bytes: FloatArray
     gathered_bytes: FloatArray
-    asynchronous_bytes: FloatArray
+    asynchronous_bytes: FloatArray | float
     first_bytes: FloatArray | float
     """What leading layers save beyond as many others."""
     last_bytes: FloatArray | float
@@ -84,6 +84,7 @@ class Activations(NamedTuple):
 
 def activations(table: CostTable, rows: IntArray) -> Activations:
     """The activation columns of the cost table, looked up for each plan."""
+    asynchronous = table.framework.memory.asynchronous_hidden_bytes > 0
     first, last = (
         0.0 if more is None else more.saved_bytes[rows] for more in (table.first, table.last)
     )
@@ -95,7 +96,7 @@ def activations(table: CostTable, rows: IntArray) -> Activations:
         table.edge.embedding_bytes[rows],
         table.edge.loss_bytes[rows],
         table.edge.gathered_bytes[rows],
-        table.edge.asynchronous_bytes[rows],
+        table.edge.asynchronous_bytes[rows] if asynchronous else 0.0,
         first,
         last,
     )
@@ -149,7 +150,9 @@ def stage_memory(
     if facts.selective_outputs_kept:
         transient = transient + saved.restored_bytes
     loss = saved.loss_bytes * stage.is_last
-    loss_peaks = loss + held.gathered_at_loss_bytes > transient + held.gathered_bytes
+    at_loss, in_backward = held.gathered_at_loss_bytes, held.gathered_bytes
+    gathers = isinstance(in_backward, np.ndarray)
+    loss_peaks = loss + at_loss > transient + in_backward if gathers else loss > transient
     working = np.where(loss_peaks, 0.0, transient) + saved.gathered_bytes
     if facts.asynchronous_hidden_bytes:
         ahead = np.minimum(columns.num_micro_batches, 2)
@@ -157,20 +160,21 @@ def stage_memory(
     if facts.stage_buffers_kept:
         working = working + _stage_buffers(plans, columns, in_flight, stage, saved)
     loss = np.where(loss_peaks, loss, 0.0)
-    gathered = np.where(loss_peaks, held.gathered_at_loss_bytes, held.gathered_bytes)
     dynamic = kept + loss + working
     fragmentation = facts.fragmentation * dynamic
     resident, trained = _resident(held, stage, layers)
     if facts.optimizer_step_bytes_per_param or facts.optimizer_step_bytes_per_owned_param:
         step = step_bytes(facts, plans, columns) * trained
         working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
+    if gathers:
+        working = working + np.where(loss_peaks, at_loss, in_backward)
     return MemoryBreakdown(
         parameters_bytes=resident[0],
         gradients_bytes=resident[1],
         optimizer_bytes=resident[2],
         activations_bytes=kept,
         loss_bytes=loss,
-        working_bytes=working + gathered,
+        working_bytes=working,
         fragmentation_bytes=fragmentation,
         constant_bytes=np.float64(facts.constant_bytes)
         + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),

@@ -55,7 +55,7 @@ def partition_problem(
     spread = 1 + facts.fragmentation
     largest = float(layers.saved_bytes.max())
     ahead = min(int(columns.num_micro_batches[0]), 2)
-    gathered = spread * float(saved.gathered_bytes[0] + ahead * saved.asynchronous_bytes[0])
+    gathered = spread * float(saved.gathered_bytes[0] + ahead * np.max(saved.asynchronous_bytes))
     first, last = float(held.first_parameters[0]), float(held.last_parameters[0])
     per_parameter, step = _state_bytes(held), float(step_bytes(facts, batch, columns)[0])
     embedding_forward = float(edge.embedding_forward_s[0])
