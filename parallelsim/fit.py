@@ -157,6 +157,9 @@ class Task:
         if "bf16" in self.framework.capabilities.grad_dtypes and "grad_dtype" not in fixed:
             changed = replace(self, fixed={**fixed, "grad_dtype": "bf16"})
             tries.append(("16-bit gradients (--fix grad_dtype=bf16)", changed))
+        if self.framework.capabilities.optimizer_offload and "optimizer_offload_pct" not in fixed:
+            changed = replace(self, fixed={**fixed, "optimizer_offload_pct": 100})
+            tries.append(("the optimizer on the host (--fix optimizer_offload_pct=100)", changed))
         half = self.model.seq_length // 2
         if half >= 512:
             batch = self.global_batch_size * 2 if self.global_batch_size else None

@@ -69,8 +69,10 @@ def _optimizer_stays(c: Context) -> str:
 
 
 def _steps_on_host(c: Context, p: PlanBatch) -> BoolArray:
-    """A sharded Adam in fp32 whose mean share fits into the memory of a node's CPUs."""
-    steps: BoolArray = (p.zero > 0) & (p.optimizer == 0)
+    """A sharded Adam in fp32, or one of a single replica, whose mean share fits into the memory of
+    a node's CPUs.
+    """
+    steps: BoolArray = ((p.zero > 0) | ((p.dp == 1) & (p.cp == 1))) & (p.optimizer == 0)
     return steps & (_host_bytes(c, p) <= (c.cluster.host_memory_bytes or 0))
 
 
@@ -86,7 +88,7 @@ def _explain_offload(c: Context, p: Plan) -> str:
     asked = f"optimizer_offload_pct={p.optimizer_offload_pct}"
     if reason := _optimizer_stays(c):
         return f"{asked}: {reason}; use 0"
-    if not p.zero or p.optimizer != OPTIMIZERS[0]:
+    if (not p.zero and p.dp * p.cp > 1) or p.optimizer != OPTIMIZERS[0]:
         return (
             f"{asked} needs zero >= 1 and optimizer={OPTIMIZERS[0]}, got zero={p.zero}, "
             f"optimizer={p.optimizer}; change them or use 0"

@@ -15,7 +15,8 @@ def broken_sharding(
     link = cluster.accelerator.host_bytes_per_s is not None
     held = 0.16 * plan.optimizer_offload_pct * model.num_trainable_parameters * groups
     room = cluster.host_memory_bytes
-    stepped = plan.zero > 0 and plan.optimizer == "adam" and room is not None
+    whole = plan.dp * plan.cp == 1
+    stepped = (plan.zero > 0 or whole) and plan.optimizer == "adam" and room is not None
     stepped = stepped and held <= room * cluster.num_nodes
     rest = plan.tp * plan.cp * plan.dp
     once_a_step = can.sharded_stages and plan.zero == 3 and not plan.reshard_after_forward

@@ -229,6 +229,9 @@ def test_an_optimizer_on_the_host_needs_one_that_holds_it() -> None:
     assert "needs 120 GiB of host memory a node, hgx-h100 has 100" in reasons(small, plan)[0]
     assert "no host_memory is known of hgx-h100" in reasons(unknown, plan)[0]
     assert "got zero=1, optimizer=sgd" in reasons(cluster, replace(plan, optimizer="sgd"))[0]
+    one = Plan(global_batch_size=1, optimizer_offload_pct=100)
+    node = replace(cluster, num_gpus=1)
+    assert not explain(load_model("llama3-8b"), node, framework, one)
     gathered = replace(plan, precision="fp8-current", fp8_param_gather=True)
     assert "needs precision fp8-delayed" in reasons(cluster, gathered)[0]
 

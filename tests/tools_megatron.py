@@ -107,7 +107,7 @@ def draw(model: ModelSpec, cluster: ClusterSpec, rng: np.random.Generator) -> Pl
         "fp8_param_gather": (zero > 0) & pick(*BINARY),
         "dp_replicate": np.where(zero >= 2, pick(1, 2), 1),
         "optimizer": np.where(pick(*BINARY), rng.integers(0, len(CHOICES["optimizer"]), n), 0),
-        "optimizer_offload_pct": np.where(zero == 1, pick(0, 0, 0, 50, 100), 0),
+        "optimizer_offload_pct": np.where((zero == 1) | (dp * cp == 1), pick(0, 0, 0, 50, 100), 0),
         "activation_offload_pct": np.where(
             (pp == 1) & (recompute == 0), pick(0, 25, 50) * pick(*BINARY), 0
         ),
@@ -252,7 +252,8 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
         "data_parallel_size": plan.dp,
         "num_microbatches": plan.num_micro_batches,
         "sequence_parallel": plan.sequence_parallel,
-        "use_distributed_optimizer": plan.zero >= 1 and plan.optimizer != "muon",
+        "use_distributed_optimizer": plan.optimizer != "muon"
+        and (plan.zero >= 1 or plan.optimizer_offload_pct > 0),
         "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
         "overlap_grad_reduce": plan.overlap_grad_reduce,
         "overlap_param_gather": plan.overlap_param_gather,

@@ -36,7 +36,7 @@ def state_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> It
         yield f"Megatron-FSDP (zero={plan.zero}) runs adam and sgd, not muon"
     if plan.dp_replicate > 1 and not plan.overlap_grad_reduce:
         yield "replicas of shard groups need overlap_grad_reduce"
-    if plan.optimizer_offload_pct and plan.zero != 1:
+    if plan.optimizer_offload_pct and plan.zero > 1:
         yield f"its optimizer on the host goes with zero=1, not zero={plan.zero}"
     if plan.activation_offload_pct:
         yield from _activation_refusals(model, plan)
@@ -79,7 +79,9 @@ def optimizer(plan: Plan) -> tuple[str, ...]:
 
 def data_parallel(plan: Plan) -> FlagGroup | None:
     """What is sharded over replicas, and the overlaps of data-parallel communication."""
-    flags = ["--use-distributed-optimizer"] if plan.zero else []
+    # On one replica it shards nothing, and the optimizer on the host is a part of it.
+    sharded = plan.zero or plan.optimizer_offload_pct
+    flags = ["--use-distributed-optimizer"] if sharded else []
     if plan.zero >= 2:
         flags += ["--use-megatron-fsdp", "--init-model-with-meta-device"]
         flags += [f"--data-parallel-sharding-strategy {FSDP_STRATEGIES[plan.zero]}"]
@@ -105,7 +107,8 @@ def activation_offload(model: ModelSpec, plan: Plan) -> FlagGroup | None:
 
 def environment(cluster: ClusterSpec, plan: Plan) -> list[str]:
     """Lines that set how many hardware queues and CPU threads a process has."""
-    capability, gpus = cluster.accelerator.compute_capability, cluster.gpus_per_node
+    capability = cluster.accelerator.compute_capability
+    gpus = min(cluster.gpus_per_node, cluster.num_gpus)
     lines = []
     if plan.ep_comm_overlap:
         lines += ["# Experts' exchange overlaps with compute on many hardware queues."]
