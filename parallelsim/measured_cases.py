@@ -28,7 +28,7 @@ from parallelsim.measured_text import (
     framework_variant,
     stated_release,
 )
-from parallelsim.measurements import Facts, RowError, Run
+from parallelsim.measurements import Facts, RowError, Run, has_open_unit
 from parallelsim.model import ModelSpec
 from parallelsim.plan import SCHEDULES, Plan
 from parallelsim.run_defaults import run_defaults
@@ -81,6 +81,8 @@ class CaseBuilder:
             lambda: self._interned("framework", _as_forked(framework_variant(base, facts), facts)),
         )
         assumed: list[str] = []
+        if run.peak_memory_bytes is not None and has_open_unit(facts):
+            assumed.append("memory in GiB")
         try:
             trained = fine_tuned(measured_model(facts, defaults, assumed), facts, assumed)
             model = self._interned("model", trained)

@@ -294,8 +294,13 @@ def measured_peak_memory(facts: Facts) -> float | None:
     where its GB are 2^30 bytes (14.9 otherwise).
     """
     printed = facts.within("peak_memory_gb", *SANE["peak_memory_gb"])
-    unit = 2.0**30 if _OPEN_UNIT.search(facts.text("memory_kind")) else 1e9
+    unit = 2.0**30 if has_open_unit(facts) else 1e9
     return None if printed is None else printed * unit
+
+
+def has_open_unit(facts: Facts) -> bool:
+    """The source prints GB or GiB, and does not say which."""
+    return _OPEN_UNIT.search(facts.text("memory_kind")) is not None
 
 
 def _rows(file: str) -> Iterator[tuple[int, Mapping[str, str]]]:

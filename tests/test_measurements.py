@@ -331,6 +331,7 @@ def test_memory_of_an_open_unit_is_binary(tmp_path: Path, kind: str, unit: float
     (run,) = read_tables([write_table(tmp_path / "t.csv", cells)])
     assert isinstance(run, Run)
     assert run.peak_memory_bytes == 40 * unit
+    assert ("memory in GiB" in case(tmp_path, **cells).assumed) == (unit != 1e9)
 
 
 def test_duplicate_ids_are_scored_once_also_across_tables(tmp_path: Path) -> None:
