@@ -5,8 +5,7 @@ chunk's weights are gathered once and its gradients reduced once a step, early: 
 data parallelism. Activations: all m micro-batches. With v = 1 it is GPipe with the backwards in
 order. Forbids nothing; with fewer micro-batches than ranks the chunks wait for each other.
 
-Closed form (:func:`parallelsim.pipeline_forms.breadth_first_time`): exact with m >= 2 p; worst 1.5
-% with fewer.
+Closed form (:func:`parallelsim.pipeline_forms.breadth_first_time`): exact.
 """
 
 from __future__ import annotations

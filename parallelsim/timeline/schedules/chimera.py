@@ -8,8 +8,8 @@ with t_F = t_B the units fit together without a gap, with t_B > t_F they leave s
 forward doubling is not built). Weights: two copies. Forbids odd p and odd m: the directions would
 collide on a rank.
 
-Closed form (:func:`parallelsim.pipeline_forms.chimera_time`): exact for whole units where the first
-stage is not lighter than those between; median error 0, worst 3 % (m < 2 p: 4 %).
+Closed form (:func:`parallelsim.pipeline_forms.chimera_time`): exact with whole units
+where t_B >= t_F, else worst 1.5 %.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ twice the ranks, and W times less with W waves. Activations: at most p micro-bat
 stage, as 1F1B's rank 0. More micro-batches follow in units of p. Forbids odd v: a wave is two
 chunks.
 
-Closed form (:func:`parallelsim.pipeline_forms.hanayo_time`): exact for whole units where the first
-stage is not lighter than those between; median error 0, worst 2.5 % (m < 2 p: 3.5 %).
+Closed form (:func:`parallelsim.pipeline_forms.hanayo_time`): exact with whole units
+where t_B >= t_F, else worst 1.5 %.
 """
 
 from __future__ import annotations

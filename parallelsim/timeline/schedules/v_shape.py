@@ -10,9 +10,8 @@ about p/(2 m), V-Min about 2 p/(3 m) in the paper, whose schedules also move ope
 and the drain forward; this one keeps the blocks' order. V-Min stalls in every block where the three
 times differ. Forbids v != 2.
 
-Closed forms (:mod:`parallelsim.pipeline_forms`): V-Half exact with equal stages; median error 0,
-worst 2 % (m < 2 p: 10 %). V-Min exact where t_Bi >= t_F and the last stage is light; else median
-0.2 %, worst 6 %.
+Closed forms (:mod:`parallelsim.pipeline_forms`): worst error 2 % (V-Half) and 1 % (V-Min) with m >=
+p; exact with equal stages.
 """
 
 from __future__ import annotations

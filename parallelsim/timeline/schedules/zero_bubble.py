@@ -11,8 +11,8 @@ for m >= p and m >= 2 p - 1. ZB-H2's ranks start and end one after the other: wi
 between steps (the paper checks the gradient norm afterwards) nobody waits; with one, the makespan
 is longer by (p - 1) t_F. Forbids chunks: a rank holds one stage.
 
-Closed form (:func:`parallelsim.pipeline_forms.zero_bubble_time`): exact with equal stages and m >=
-p (ZB-H2: 2 p); median error 0, worst 1 % and 2.5 % (ZB-H2 with m < 2 p: 6 %).
+Closed forms (:mod:`parallelsim.pipeline_forms`): exact with equal stages and m >= p (ZB-H2: 2 p);
+worst error 1 % and 2 %.
 """
 
 from __future__ import annotations
