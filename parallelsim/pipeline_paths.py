@@ -84,21 +84,16 @@ def longest_path(name: str, chunks: ChunkSeconds, p: FloatArray, m: FloatArray) 
 
 
 def _longest_row(table: str, seconds: list[FloatArray], p: FloatArray, m: FloatArray) -> FloatArray:
-    symbols = (
-        *(m, p, p // 2, p // 3, (m + 1) // 2),
-        *(np.maximum(m - p, 0.0), np.maximum(m - 2 * p + 1, 0.0), 1.0),
-    )
+    symbols: list[FloatArray] = [m, p, p // 2, p // 3, (m + 1) // 2]
+    symbols += [np.maximum(m - p, 0.0), np.maximum(m - 2 * p + 1, 0.0), np.ones(len(p))]
     longest = np.zeros(len(p))
     for row in _counts(table).tolist():
         time = np.zeros(len(p))
         # Term by term: a matrix product would depend on how many plans are computed together.
         for factors, each in zip(row, seconds, strict=True):
-            terms = [
-                symbol if factor == 1 else factor * symbol
-                for factor, symbol in zip(factors, symbols, strict=True)
-                if factor
-            ]
-            if terms:
-                time = time + sum(terms[1:], terms[0]) * each
+            terms = zip(factors, symbols, strict=True)
+            count = [symbol * factor for factor, symbol in terms if factor]
+            if count:
+                time = time + functools.reduce(np.add, count) * each
         longest = np.maximum(longest, time)
     return longest
