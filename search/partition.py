@@ -149,10 +149,10 @@ def _solve(problem: PartitionProblem, known_s: float) -> Partition:
 def _same_recompute(problem: PartitionProblem) -> Partition:
     """The best number N of layers that every chunk recomputes, and its partition.
 
-    From the least N with which the even cut fits down, those of the least lower bound first; the
-    best time so far cuts the search for the others short. Then larger N, until a lower bound
-    without a memory limit (time grows with N) shows that none is faster. Where cuts are not proven
-    the best, the next smaller N alone.
+    The least N with which the even cut fits, then smaller ones, those of the least lower bound
+    first; the best time so far cuts the search for the others short. Then larger N, until a lower
+    bound without a memory limit (time grows with N) shows that none is faster. Where cuts are not
+    proven the best, the next smaller N alone.
     """
     most = -(-len(problem.layers) // problem.vpp)
     even = even_counts(len(problem.layers), problem.num_chunks)
@@ -162,15 +162,14 @@ def _same_recompute(problem: PartitionProblem) -> Partition:
 
     fitting = (n for n in range(most + 1) if _partition(StageCosts(trial(n)), even, False).fits)
     first = next(fitting, most)
-    bounds: dict[int, float] = {}
+    best = _faster(trial(first), None)
+    smaller = list(range(first - 1, -1, -1))
     if problem.layout == "free" and problem.vpp == 1:
-        known = _partition(StageCosts(trial(first)), even, False)
-        known_s = known.time_s * (1 + TOLERANCE) if known.fits else float("inf")
-        bounds = {n: least_seconds(StageCosts(trial(n)), known_s) for n in range(first + 1)}
-    best: Partition | None = None
-    for number in sorted(range(first, -1, -1), key=lambda n: bounds.get(n, 0.0)):
-        unproven = best is not None and not best.proven
-        if unproven and number < first - 1:
+        known_s = float("inf") if best is None else best.time_s
+        bounds = {n: least_seconds(StageCosts(trial(n)), known_s) for n in smaller}
+        smaller = sorted((n for n in smaller if bounds[n] < known_s), key=bounds.__getitem__)
+    for number in smaller:
+        if best is not None and not best.proven and number < first - 1:
             break
         if best is None or bounds.get(number, 0.0) < best.time_s:
             best = _faster(trial(number), best) or best
