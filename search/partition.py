@@ -163,13 +163,13 @@ def _same_recompute(problem: PartitionProblem) -> Partition:
     fitting = (n for n in range(most + 1) if _partition(StageCosts(trial(n)), even, False).fits)
     first = next(fitting, most)
     best = _faster(trial(first), None)
-    smaller = list(range(first - 1, -1, -1))
+    smaller, bounds = list(range(first - 1, -1, -1)), dict[int, float]()
     if problem.layout == "free" and problem.vpp == 1:
         known_s = float("inf") if best is None else best.time_s
         bounds = {n: least_seconds(StageCosts(trial(n)), known_s) for n in smaller}
         smaller = sorted((n for n in smaller if bounds[n] < known_s), key=bounds.__getitem__)
     for number in smaller:
-        if best is not None and not best.proven and number < first - 1:
+        if not bounds and best is not None and not best.proven and number < first - 1:
             break
         if best is None or bounds.get(number, 0.0) < best.time_s:
             best = _faster(trial(number), best) or best

@@ -98,8 +98,9 @@ def least_seconds(costs: StageCosts, known_s: float) -> float:
 def _bound_of(costs: StageCosts, edges: list[Edges]) -> float:
     """A bound on T from the least slowest stage B, and S, the least sum of all stages.
 
-    1F1B: T >= 2 S + (m - 1 - p) B, for the stage of tau = B ends no sooner than  P + m B + 2 R -
-    w B,  with P + R = sum(tau) - B, and w B - R is at most the gap p B - sum(tau).
+    1F1B: T >= max(m B, S), and with m > p  T >= 2 S + (m - 1 - p) B, for the stage of tau = B ends
+    no sooner than  P + m B + 2 R - w B,  with P + R = sum(tau) - B, and w B - R is at most the gap
+    p B - sum(tau).
     """
     problem, slowest = costs.problem, minimax(edges)
     if slowest == float("inf"):
@@ -108,7 +109,8 @@ def _bound_of(costs: StageCosts, edges: list[Edges]) -> float:
     if problem.schedule != "1f1b":
         return problem.slowest_weight * slowest + total / problem.vpp
     weight = problem.num_micro_batches - 1 - problem.pp
-    return max(problem.num_micro_batches * slowest, 2 * total + weight * slowest * (weight > 0))
+    filled = 2 * total + weight * slowest if weight >= 0 else total
+    return max(problem.num_micro_batches * slowest, filled)
 
 
 def _whole_row(costs: StageCosts) -> Row:
