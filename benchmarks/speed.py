@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from parallelsim.search.bounds import least_step_time
@@ -130,9 +130,13 @@ def search_seconds() -> dict[str, float]:
     for name, gpus, batch in SEARCHES:
         model, cluster = load_model(name), load_cluster("hgx-h100", gpus)
 
-        def search(model=model, cluster=cluster, batch=batch) -> None:  # type: ignore[no-untyped-def]
-            grid_search(SearchSpace(model, cluster, framework, batch))
+        def search(model=model, cluster=cluster, batch=batch) -> Any:  # type: ignore[no-untyped-def]
+            return grid_search(SearchSpace(model, cluster, framework, batch))
 
+        result = search()
+        figures[f"candidates_{name}_{gpus}"] = float(result.num_candidates)
+        figures[f"evaluated_{name}_{gpus}"] = float(result.num_evaluated)
+        figures[f"replayed_{name}_{gpus}"] = float(result.num_replayed)
         figures[f"search_{name}_{gpus}_s"] = best_seconds(search, 5)
         figures[f"median_search_{name}_{gpus}_s"] = median_seconds(search, 5)
     return figures
@@ -164,9 +168,21 @@ def command_line() -> dict[str, float]:
 
     figures = {name: median(command) for name, command in commands.items()}
     largest = [program, "plan", "--model", "llama3.1-405b", "--gpus", "16384"]
-    child = subprocess.Popen(largest, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, _, usage = os.wait4(child.pid, 0)
-    return figures | {"peak_memory_mb": usage.ru_maxrss / 1024}
+    return figures | {"peak_memory_mb": peak_memory_mb(largest)}
+
+
+def peak_memory_mb(command: list[str]) -> float:
+    """Largest resident set of a command, started from a small process: a child's starts with that
+    of the process that it is forked from.
+    """
+    program = (
+        "import resource, subprocess, sys; "
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    started = [sys.executable, "-c", program, *command]
+    done = subprocess.run(started, check=True, capture_output=True, text=True)
+    return int(done.stdout) / 1024
 
 
 def main() -> None:

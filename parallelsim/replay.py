@@ -54,6 +54,10 @@ MOST_OPERATIONS = 200_000
 form."""
 
 
+ROUNDING = 1e-9
+"""Of the time: what rounding may take off a bound."""
+
+
 class PlanReplay(NamedTuple):
     """Plans of one schedule with their costs, ready to be replayed; arrays of shape [P]."""
 
@@ -85,21 +89,26 @@ class PlanReplay(NamedTuple):
 
     def straggler_s(self, pipeline_s: FloatArray) -> FloatArray:
         """What stragglers add: the closed form's share of all that they stretch."""
-        tail = self.tail
-        rest = tail.optimizer_s + tail.offload_s + self.launches_s
-        busy = tail.steady_s + tail.p2p_s + tail.bubble_s + tail.dp_s + rest
-        return tail.straggler_s / busy * (pipeline_s + rest)
+        return _straggler_s(self.tail, self.launches_s, pipeline_s)
 
     def step_times_s(self) -> FloatArray:
         """Seconds of the step: the replay's makespan and the rest of the breakdown, [P]."""
-        pipeline = self.pipeline_s()
-        stretched = pipeline + self.tail.optimizer_s + self.tail.offload_s
-        stretched = stretched + self.straggler_s(pipeline)
-        return stretched + self.tail.overhead_s
+        return _step_times_s(self.tail, self.launches_s, self.pipeline_s())
 
     def step_time_s(self) -> float:
         """The same of a single plan."""
         return float(self.step_times_s()[0])
+
+
+def _straggler_s(tail: StepTail, launches_s: float, pipeline_s: FloatArray) -> FloatArray:
+    rest = tail.optimizer_s + tail.offload_s + launches_s
+    busy = tail.steady_s + tail.p2p_s + tail.bubble_s + tail.dp_s + rest
+    return tail.straggler_s / busy * (pipeline_s + rest)
+
+
+def _step_times_s(tail: StepTail, launches_s: float, pipeline_s: FloatArray) -> FloatArray:
+    stretched = pipeline_s + tail.optimizer_s + tail.offload_s
+    return stretched + _straggler_s(tail, launches_s, pipeline_s) + tail.overhead_s
 
 
 def _overlaps_steps(schedule: Schedule) -> bool:
@@ -144,14 +153,9 @@ def batch_replay(table: CostTable, plans: PlanBatch, graph: Graph | None = None)
     """
     graph = graph or plan_graph(plans.plan(0))
     schedule = graph.schedule
-    rows, columns = table.rows(plans), plan_columns(table.model.num_layers, plans)
-    held = states(table, rows, plans, columns)
-    stages = schedule_seconds(table, rows, plans, columns)
-    tail = after_stages(table, rows, plans, columns, held, stages)
+    rows = table.rows(plans)
+    tail, transfer, paid = _closed_form(table, rows, plans)
     forward, inputs, weight = _by_stage(table, rows, plans, schedule.num_stages)
-    transfer, exposed = transfer_seconds(table, rows, plans, columns)
-    transfer = np.broadcast_to(transfer, len(plans))
-    paid = (exposed * transfer)[:, None]  # the transfer is 0 with one rank
     forward_ends, backward_ends = graph.endings
     gather, reduce = tail.gather_s[:, None], (tail.dp_s - tail.gather_s)[:, None]
     costs = stage_costs(
@@ -171,6 +175,45 @@ def batch_replay(table: CostTable, plans: PlanBatch, graph: Graph | None = None)
         tail=tail,
         launches_s=table.framework.host.micro_batch_s * schedule.size.num_micro_batches,
     )
+
+
+def _closed_form(
+    table: CostTable, rows: IntArray, plans: PlanBatch
+) -> tuple[StepTail, FloatArray, FloatArray]:
+    """(step by the closed form, seconds of a transfer [P], and its exposed share [P, 1])."""
+    columns = plan_columns(table.model.num_layers, plans)
+    held = states(table, rows, plans, columns)
+    stages = schedule_seconds(table, rows, plans, columns)
+    tail = after_stages(table, rows, plans, columns, held, stages)
+    transfer, exposed = transfer_seconds(table, rows, plans, columns)
+    transfer = np.broadcast_to(transfer, len(plans))
+    return tail, transfer, (exposed * transfer)[:, None]  # the transfer is 0 with one rank
+
+
+def least_replays_s(table: CostTable, plans: PlanBatch) -> FloatArray:
+    """Seconds that no replayed step of these plans is below, [P].
+
+    For plans that flush, deal their chunks round the ranks, and have equal pp, vpp and number of
+    micro-batches m. A rank r starts when a micro-batch has passed the first chunks of the ranks
+    before it, runs all its chunks m times, and the same first chunks run backwards after it:
+
+    T >= gather + sum_{i<r} ( F_i + B_i + 2 c ) + m sum_{chunks of r} ( F + B ) + reduce
+
+    F, B the seconds of a chunk, c of a transfer. Plans that :func:`replayed` leaves to the closed
+    form have none: 0.
+    """
+    if num_operations(plans)[0] > MOST_OPERATIONS:
+        return np.zeros(len(plans))
+    rows, pp, vpp = table.rows(plans), int(plans.pp[0]), int(plans.vpp[0])
+    tail, transfer, paid = _closed_form(table, rows, plans)
+    kinds = _by_stage(table, rows, plans, pp * vpp)
+    chunk = (kinds[0] + kinds[1] + kinds[2] + 2 * paid).reshape(-1, vpp, pp)
+    hop = chunk[:, 0] + 2 * transfer[:, None]
+    before = np.cumsum(hop, axis=1) - hop
+    num_micro_batches = _schedule_key(plans)[3][:, None]
+    pipeline = (before + num_micro_batches * chunk.sum(axis=1)).max(axis=1) + tail.dp_s
+    launches = table.framework.host.micro_batch_s * num_micro_batches[0, 0]
+    return _step_times_s(tail, float(launches), pipeline) * (1 - ROUNDING)
 
 
 def plan_graph(plan: Plan) -> Graph:

@@ -21,6 +21,7 @@ from parallelsim.pipeline import GPIPE, INTERLEAVED, StageSeconds
 from parallelsim.pipeline_forms import FORMS
 from parallelsim.plan import SCHEDULES, code
 from parallelsim.plan_batch import PlanBatch
+from parallelsim.replay import ROUNDING
 from parallelsim.stage_seconds import embedding_seconds, schedule_seconds
 from parallelsim.stages import Columns, chunk_layers
 from parallelsim.step import after_stages, transfer_seconds
@@ -29,8 +30,6 @@ IS_BOUNDED = np.array([name not in FORMS for name in SCHEDULES])
 """Schedules whose bound follows from the inequality for any costs; that the forms of the others are
 not above the replay is tested on random ones."""
 ONE_F_ONE_B = code("schedule", "1f1b")
-RELATIVE = 1e-9
-"""Of the time: what rounding may take off a bound."""
 
 
 def least_step_time(
@@ -56,7 +55,7 @@ def least_step_time(
     least = np.where(flushed, np.maximum(least, by_rank), least)
     least = np.where(alone | (flushed & (spread > 0)), by_rank, least)
     bound = (least + rest) * stretch + tail.overhead_s - launches
-    return np.asarray(bound * (1 - RELATIVE))
+    return np.asarray(bound * (1 - ROUNDING))
 
 
 def _spread(table: CostTable, plans: PlanBatch) -> FloatArray:

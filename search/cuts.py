@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from parallelsim.search.partition import Partition, partition
 from parallelsim.search.partition_inputs import partition_problem
 from parallelsim.search.partition_problem import LayerItems, PartitionProblem
+from parallelsim.search.refine import Replays
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable
@@ -30,6 +31,7 @@ from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import StageSeconds
 from parallelsim.plan import PLAN_FIELDS, Plan, code
 from parallelsim.plan_batch import PlanBatch
+from parallelsim.replay import least_replays_s, same_schedules
 from parallelsim.rules import RULES, obeys_rules
 from parallelsim.simulate import Simulation, by_block
 from parallelsim.stage_seconds import embedding_seconds, head_seconds
@@ -83,13 +85,29 @@ def best_of_families(simulation: Simulation) -> dict[Family, float]:
     return best
 
 
-def best_cuts(simulation: Simulation) -> Simulation:
-    """The fastest plan of each family."""
-    order = np.argsort(simulation.step_time_s, kind="stable")
-    first: dict[Family, int] = {}
-    for index in order.tolist():
-        first.setdefault(family(simulation.plans, index), index)
-    return simulation.take(np.array(sorted(first.values()), np.int64))
+def fastest_cuts(replays: Replays, plans: PlanBatch, below_s: float) -> Simulation:
+    """The fastest safe plan of each family, of those that may be faster than ``below_s``.
+
+    Of each family the plan with the least bound is replayed first, then those whose bounds are
+    below its time.
+    """
+    cut = replays.simulated(plans)
+    cut = cut.take(cut.obeys_rules & (cut.zone == 0))
+    least = np.zeros(len(cut))
+    for index in same_schedules(cut.plans, np.arange(len(cut))):
+        least[index] = least_replays_s(replays.table, cut.plans.take(index))
+    families = [family(cut.plans, i) for i in range(len(cut))]
+    left = [i for i in np.argsort(least, kind="stable").tolist() if least[i] < below_s]
+    first = {families[i]: i for i in reversed(left)}
+    done = list(first.values())
+    found = replays.replayed(cut.take(np.array(done, np.int64)))
+    best = dict(zip(first, found.step_time_s.tolist(), strict=True))
+    more = [i for i in left if i not in done and least[i] < min(below_s, best[families[i]])]
+    found = Simulation.concatenate([found, replays.replayed(cut.take(np.array(more, np.int64)))])
+    fastest: dict[Family, int] = {}
+    for place in np.lexsort([np.array(done + more), found.step_time_s]).tolist():
+        fastest.setdefault(families[(done + more)[place]], place)
+    return found.take(np.array(list(fastest.values()), np.int64))
 
 
 def find_cuts(

@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from parallelsim.search.bounds import IS_BOUNDED, RELATIVE, least_step_time
+from parallelsim.search.bounds import IS_BOUNDED, least_step_time
 from parallelsim.search.cuts import (
     FREE,
     Family,
-    best_cuts,
     best_of_families,
     family,
+    fastest_cuts,
     find_cuts,
     least_balanced_step_time,
 )
@@ -33,7 +33,7 @@ from parallelsim.costs import CostTable
 from parallelsim.memory import lowest_memory
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.replay import replayed
+from parallelsim.replay import ROUNDING, replayed
 from parallelsim.rule_context import Rule
 from parallelsim.rules import RULES, each_rule
 from parallelsim.simulate import (
@@ -156,8 +156,7 @@ def _replay_and_cut(scan: _Scan, top_k: int) -> _Refined:
     if (reached or scan.keep >= MOST_KEPT) and not scan.stopped:
         known = best_of_families(ranked.replayed)
         found = find_cuts(space, table, scan.unstaged, known, last, scan.memory_limit)
-        cut = replays.run(found.plans)
-        cut = best_cuts(cut.take(cut.obeys_rules & (cut.zone == 0)))
+        cut = fastest_cuts(replays, found.plans, last)
         safe = ranking(Simulation.concatenate([safe, cut]), top_k)
         gains = tuple(_gain(safe, i, known, last) for i in range(len(safe)))
     best = float(safe.step_time_s[0]) if len(safe) else math.inf
@@ -276,7 +275,7 @@ class _Scan:
         if len(self.safe.score) < self.keep or len(rows) == 0:
             return np.zeros(len(rows), bool)
         least = by_block(self.table, rows, least_balanced_step_time)[0]
-        return np.asarray(least * (1 - RELATIVE) > self.safe.score[-1])
+        return np.asarray(least * (1 - ROUNDING) > self.safe.score[-1])
 
     def _valid(
         self, plans: PlanBatch, rules: Sequence[Rule], times: IntArray | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from parallelsim.search.bounds import RELATIVE, least_step_time
+from parallelsim.search.bounds import least_step_time
 from parallelsim.search.cuts import least_balanced_step_time
 from parallelsim.search.grid import UNSTAGED_RULES
 from parallelsim.search.refine import MOST_WORK, Replays, rounded
@@ -15,7 +15,7 @@ from parallelsim.search.space import SearchSpace
 from parallelsim.costs import CostTable
 from parallelsim.memory import lowest_memory
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.replay import num_operations
+from parallelsim.replay import ROUNDING, num_operations
 from parallelsim.rules import obeys_rules
 from parallelsim.simulate import Simulation, by_block, screen_memory
 from parallelsim.step import step_time
@@ -91,7 +91,7 @@ def _may_be_faster(
         chosen = obeys_rules(*inputs, rows, UNSTAGED_RULES)
         chosen[chosen] = lowest_memory(table, rows.take(chosen)) <= limit
         least = by_block(table, rows.take(chosen), least_balanced_step_time)[0]
-        chosen[chosen] = least * (1 - RELATIVE) <= step_s
+        chosen[chosen] = least * (1 - ROUNDING) <= step_s
         for block in space.expand(pp, chosen):
             plans = block.take(obeys_rules(*inputs, block))
             plans = plans.take(screen_memory(table, plans) <= limit)

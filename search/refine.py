@@ -50,10 +50,17 @@ class Replays:
 
     def run(self, plans: PlanBatch) -> Simulation:
         """The plans' predictions by the replay."""
+        return self.replayed(self.simulated(plans))
+
+    def simulated(self, plans: PlanBatch) -> Simulation:
+        """The plans' predictions by the closed forms."""
         space = self.space
         inputs = (space.model, space.cluster, space.framework)
-        self.num_replayed += len(plans)
-        simulation = simulate(*inputs, plans, self.memory_limit, self.table)
+        return simulate(*inputs, plans, self.memory_limit, self.table)
+
+    def replayed(self, simulation: Simulation) -> Simulation:
+        """The same plans' predictions by the replay."""
+        self.num_replayed += len(simulation)
         return replayed(simulation, self.table, self.graphs)
 
     def rank(

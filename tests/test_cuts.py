@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from parallelsim.search.bounds import IS_BOUNDED, least_step_time
-from parallelsim.search.cuts import best_of_families, family, find_cuts
+from parallelsim.search.cuts import best_of_families, family, fastest_cuts, find_cuts
 from parallelsim.search.grid import grid_search
 from parallelsim.search.partition import partition
 from parallelsim.search.partition_inputs import partition_problem
@@ -16,7 +16,7 @@ from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.costs import CostTable
 from parallelsim.plan import LAYOUTS, SCHEDULES, Plan
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.replay import replayed
+from parallelsim.replay import least_replays_s, replayed, same_schedules
 from parallelsim.rules import obeys_rules
 from parallelsim.simulate import by_block, simulate
 
@@ -50,6 +50,30 @@ def test_no_replay_is_below_its_bound(name: str, num_gpus: int, batch: int) -> N
     assert (exact.step_time_s >= least).all()
     # Tight enough to be of use: the exact engine has few plans to replay.
     assert np.median(exact.step_time_s / least) < 1.005
+
+
+def test_no_replay_of_a_cut_is_below_its_bound_and_the_fastest_of_each_family_is_found() -> None:
+    space = space_of("gemma2-27b", 32, 256)
+    inputs = (space.model, space.cluster, space.framework)
+    table = CostTable(*inputs, space.shapes())
+    rows = {pp: space.unstaged(pp) for pp in space.pipeline_degrees}
+    plans = find_cuts(space, table, rows, {}, np.inf, 0.8).plans
+    exact = replayed(simulate(*inputs, plans), table)
+    tight: list[bool] = []
+    for index in same_schedules(plans, np.arange(len(plans))):
+        least = least_replays_s(table, plans.take(index))
+        assert (least <= exact.step_time_s[index]).all()
+        tight += (least >= 0.99 * exact.step_time_s[index]).tolist()
+    assert np.mean(tight) > 0.5  # of use: many need not be replayed
+    best: dict[tuple[int, ...], float] = {}
+    for i in np.flatnonzero(exact.obeys_rules & (exact.zone == 0)).tolist():
+        key = family(plans, i)
+        best[key] = min(best.get(key, np.inf), float(exact.step_time_s[i]))
+    replays = Replays(space, table, 0.8)
+    found = fastest_cuts(replays, plans, np.inf)
+    fastest = {family(found.plans, i): float(t) for i, t in enumerate(found.step_time_s)}
+    assert fastest == best
+    assert replays.num_replayed < len(plans)
 
 
 def test_bounds_of_schedules_with_tested_forms_hold_on_plans_as_they_occur() -> None:
