@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelsim.costs import CostTable
 from parallelsim.framework import MemoryFacts
-from parallelsim.operators import IS_FP8, FloatArray, IntArray
+from parallelsim.operators import IS_FP8, NARROW_BYTES, FloatArray, IntArray
 from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes
 from parallelsim.pipeline import PIPEDREAM_2BW
 from parallelsim.plan import PRECISIONS, code
@@ -198,7 +198,8 @@ def _parameter_bytes(facts: MemoryFacts, *, frozen: bool) -> FloatArray:
     frozen ones that are cached in fp8 need no 16-bit copy.
     """
     beside = 0.0 if frozen and facts.fp8_weight_bytes else facts.param_bytes
-    with_fp8 = np.where(IS_FP8, beside + facts.fp8_weight_bytes, facts.param_bytes)
+    cached = facts.fp8_weight_bytes * NARROW_BYTES
+    with_fp8 = np.where(IS_FP8, beside + cached, facts.param_bytes)
     return np.where(IS_FP32, 2 * facts.param_bytes, with_fp8)
 
 

@@ -24,6 +24,10 @@ FloatArray = NDArray[np.float64]
 FP32 = code("precision", "fp32")
 IS_FP8 = np.array([name.startswith(("fp8", "mxfp8", "nvfp4")) for name in PRECISIONS])
 """By precision code: GEMMs run in 8 bits or fewer."""
+_SCALED = {"mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+NARROW_BYTES = np.array([_SCALED.get(name, 1.0) for name in PRECISIONS])
+"""By precision code: of an element in 8 bits or fewer, with a byte of scale for each 32 (mxfp8) or
+16 (nvfp4) of them (Transformer Engine documentation, low-precision recipes)."""
 CURRENT_SCALING = np.array(
     [name in ("fp8-current", "fp8-blockwise") for name in PRECISIONS], np.float64
 )

@@ -17,6 +17,7 @@ from parallelsim.model import ModelSpec
 from parallelsim.operators import (
     CURRENT_SCALING,
     IS_FP8,
+    NARROW_BYTES,
     AttentionCore,
     FloatArray,
     Gemm,
@@ -170,7 +171,7 @@ def residual_stream(place: Place) -> Work:
     kept = 4.0 * norms + place.dropout + copies
     zeros = np.zeros_like(hidden)
     # In fp8 the GEMM keeps its quantised input, not the norm's output.
-    output = np.where(IS_FP8[place.keys.precision], memory.fp8_input_bytes / 2, 1.0)
+    output = 1.0 - spared_bytes(place, np.ones_like(hidden)) / 2
     normed = Repeat(
         "layernorm", place.width * hidden * 4.0 * norms, place.width * hidden * 2.0 * norms * output
     )
@@ -226,8 +227,9 @@ def cast_bytes(place: Place, cast: Cast) -> tuple[FloatArray, FloatArray]:
 
 def spared_bytes(place: Place, elements: FloatArray) -> FloatArray:
     """Bytes that fp8 GEMM inputs save over 16-bit ones; ``elements`` of one micro-batch."""
-    fp8_bytes = place.framework.memory.fp8_input_bytes
-    return np.where(IS_FP8[place.keys.precision], 2.0 - fp8_bytes, 0.0) * elements
+    precision, stated = place.keys.precision, place.framework.memory.fp8_input_bytes
+    kept = np.minimum(stated * NARROW_BYTES[precision], 2.0)
+    return np.where(IS_FP8[precision], 2.0 - kept, 0.0) * elements
 
 
 def gathered_input_bytes(place: Place) -> FloatArray:
