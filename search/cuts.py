@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from parallelsim.search.partition import Partition, partition
-from parallelsim.search.partition_inputs import partition_problem
+from parallelsim.search.partition_inputs import layer_tables, partition_problem
 from parallelsim.search.partition_problem import LayerItems, PartitionProblem
 from parallelsim.search.refine import Replays
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable
 from parallelsim.errors import NoFeasiblePlanError, PlanError
+from parallelsim.layers import Layer
 from parallelsim.memory import peak_memory
 from parallelsim.memory_states import States
 from parallelsim.operators import FloatArray, IntArray
@@ -143,11 +144,13 @@ def find_cuts(
     promising = np.flatnonzero(estimate < np.minimum(below_s, best * (1 - LEAST_GAIN)))
     promising = promising[np.argsort(estimate[promising], kind="stable")]
     chosen = _diverse(plans, promising)
+    plans = plans.take(np.array(chosen, np.int64))
+    tables = layer_tables(*inputs, plans)
     found = [
-        plan
-        for index in chosen
-        for plan in cuts(space, plans.plan(index), memory_limit)
-        if space.allows(plan)
+        cut
+        for plan in plans
+        for cut in cuts(space, plan, memory_limit, tables)
+        if space.allows(cut)
     ]
     return CutPlans(PlanBatch.from_plans(found), len(chosen), len(promising) - len(chosen))
 
@@ -258,11 +261,17 @@ def _balanced(
     return busy, columns.num_micro_batches * (slowest - mean), tail
 
 
-def cuts(space: SearchSpace, plan: Plan, memory_limit: float) -> list[Plan]:
+def cuts(
+    space: SearchSpace,
+    plan: Plan,
+    memory_limit: float,
+    tables: Mapping[Layer, CostTable] | None = None,
+) -> list[Plan]:
     """The plan with its layers cut for the least time within memory, and with the cuts next to it;
     without those that another layout makes. Empty where no cut fits.
     """
-    problem = partition_problem(space.model, space.cluster, space.framework, plan, memory_limit)
+    inputs = (space.model, space.cluster, space.framework)
+    problem = partition_problem(*inputs, plan, memory_limit, tables)
     problem = replace(
         problem,
         layers=_averaged(problem.layers, space.model.num_leading_layers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -32,23 +33,24 @@ def partition_problem(
     framework: FrameworkSpec,
     plan: Plan,
     memory_limit: float = DEFAULT_MEMORY_LIMIT,
+    tables: Mapping[Layer, CostTable] | None = None,
 ) -> PartitionProblem:
     """What :func:`~parallelsim.search.partition.partition` needs to cut the layers of this plan.
 
     The plan's own layout and full recompute are not read: they are what is sought. Stages that the
     result describes cost what :func:`parallelsim.simulate.simulate` says of them: the terms of
     :mod:`parallelsim.memory`, fragmentation included, rearranged into layers and edges.
+
+    ``tables``: :func:`layer_tables` of plans among which this one is, from an earlier call.
     """
     plan = replace(plan, layout="even", first_stage_layers=0, last_stage_layers=0)
     if plan.recompute == "full":
         plan = replace(plan, recompute="none", recompute_num_layers=0)
     batch = PlanBatch.from_plans([plan])
-    kinds = {
-        layer: _one_kind(model, layer, cluster, framework, batch) for layer, _ in model.layer_kinds
-    }
+    tables = tables or layer_tables(model, cluster, framework, batch)
+    kinds = {layer: _one_kind(table, batch) for layer, table in tables.items()}
     layers = LayerItems(*np.array([kinds[layer] for layer in model.layers]).T)
-    edges = replace(model, blocks=(Block(1, model.layers[-1:]),))
-    table = CostTable(edges, cluster, framework, batch)
+    table = tables[model.layers[-1]]
     rows, columns = table.rows(batch), plan_columns(model.num_layers, batch)
     held, saved = states(table, rows, batch, columns), activations(table, rows)
     facts, edge = framework.memory, table.edge
@@ -58,7 +60,7 @@ def partition_problem(
     gathered = spread * float(saved.gathered_bytes[0] + ahead * np.max(saved.asynchronous_bytes))
     first, last = float(held.first_parameters[0]), float(held.last_parameters[0])
     per_parameter, step = _state_bytes(held), float(step_bytes(facts, batch, columns)[0])
-    embedding_forward = float(edge.embedding_forward_s[0])
+    embedding_forward = float(edge.embedding_forward_s[rows[0]])
     head_s, head_forward, _ = (float(seconds[0]) for seconds in head_seconds(table, rows))
     return PartitionProblem(
         layers=layers,
@@ -68,7 +70,7 @@ def partition_problem(
         schedule=plan.schedule,
         first=EdgeItem(
             forward_s=embedding_forward,
-            backward_s=float(edge.embedding_s[0]) - embedding_forward,
+            backward_s=float(edge.embedding_s[rows[0]]) - embedding_forward,
             state_bytes=per_parameter * first,
             saved_bytes=spread * float(saved.embedding_bytes[0]),
             step_bytes=step * first,
@@ -88,29 +90,36 @@ def partition_problem(
     )
 
 
-def _one_kind(
-    model: ModelSpec,
-    layer: Layer,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    batch: PlanBatch,
-) -> FloatArray:
-    """The columns of :class:`LayerItems` for one layer of this kind."""
-    model = replace(model, blocks=(Block(1, (layer,)),))
-    table = CostTable(model, cluster, framework, batch)
+def layer_tables(
+    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plans: PlanBatch
+) -> dict[Layer, CostTable]:
+    """For each kind of layer the costs of the model with one such layer.
+
+    ``plans`` recompute nothing in full: see :func:`partition_problem`.
+    """
+    return {
+        layer: CostTable(replace(model, blocks=(Block(1, (layer,)),)), cluster, framework, plans)
+        for layer, _ in model.layer_kinds
+    }
+
+
+def _one_kind(table: CostTable, batch: PlanBatch) -> FloatArray:
+    """The columns of :class:`LayerItems` for the one layer of the table's model."""
+    facts = table.framework.memory
     columns = plan_columns(1, batch)
-    held = states(table, table.rows(batch), batch, columns)
-    forward, parameters = float(table.layer.forward_s[0]), float(table.layer.parameters[0])
-    spread = 1 + framework.memory.fragmentation
+    rows = table.rows(batch)
+    held, row = states(table, rows, batch, columns), int(rows[0])
+    forward, parameters = float(table.layer.forward_s[row]), float(table.layer.parameters[row])
+    spread = 1 + facts.fragmentation
     return np.array(
         [
             forward,
-            float(table.layer_total_s[0]) - forward,
+            float(table.layer_total_s[row]) - forward,
             forward,
             _state_bytes(held) * parameters + _expert_bytes(held, "layer_parameters"),
-            spread * float(table.layer.saved_bytes[0]),
-            spread * float(table.edge.checkpoint_bytes[0]),
-            float(step_bytes(framework.memory, batch, columns)[0]) * parameters,
+            spread * float(table.layer.saved_bytes[row]),
+            spread * float(table.edge.checkpoint_bytes[row]),
+            float(step_bytes(facts, batch, columns)[0]) * parameters,
         ]
     )
 

@@ -8,7 +8,7 @@ from parallelsim.search.bounds import IS_BOUNDED, least_step_time
 from parallelsim.search.cuts import best_of_families, family, fastest_cuts, find_cuts
 from parallelsim.search.grid import grid_search
 from parallelsim.search.partition import partition
-from parallelsim.search.partition_inputs import partition_problem
+from parallelsim.search.partition_inputs import layer_tables, partition_problem
 from parallelsim.search.refine import Replays
 from parallelsim.search.space import SearchSpace
 
@@ -142,6 +142,17 @@ def test_a_vocabulary_heavy_model_gains_and_says_how_much() -> None:
     gain = result.cut_gain_frac[0]
     assert gain is not None
     assert gain >= saved - 1e-9
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "gemma2-27b", "mixtral-8x7b"])
+def test_tables_of_many_plans_make_the_problems_of_each(name: str) -> None:
+    space = space_of(name, 64, 128, limits={"recompute": ("none",)})
+    inputs = (space.model, space.cluster, space.framework)
+    plans = some_plans(space, 20)
+    tables = layer_tables(*inputs, plans)
+    alone = [repr(partition_problem(*inputs, plan)) for plan in plans]
+    assert [repr(partition_problem(*inputs, plan, tables=tables)) for plan in plans] == alone
+    assert len(set(alone)) > 10
 
 
 LLAMA_405B = space_of("llama3.1-405b", 16_384, 2048)

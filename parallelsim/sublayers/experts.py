@@ -7,7 +7,6 @@ busiest rank over the mean. The rank's experts take T_k = T_r K etp iota copies 
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import NormalDist
 
 import numpy as np
 
@@ -118,6 +117,8 @@ def busiest_load(
     the largest of ep of them. Neglects correlated experts; the skew lasts through a step, so that
     it does not average out over layers and micro-batches.
     """
+    from statistics import NormalDist  # milliseconds that models without a load_cv are spared
+
     spread = load_cv / np.sqrt(np.maximum(num_local, 1.0))
     ranks, position = np.unique(np.maximum(ep, 1.0), return_inverse=True)
     normal = NormalDist()
