@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from parallelsim.cli_compare_with import compare_with_option, compared_run
-from parallelsim.cli_explain import answered, print_answers, why_not_option
+from parallelsim.cli_beside import Beside, beside
+from parallelsim.cli_compare_with import compare_with_option
+from parallelsim.cli_explain import why_not_option
 from parallelsim.cli_inputs import Inputs, load_inputs, run_search, shown_path
 from parallelsim.cli_misfit import NUM_TIGHT_SHOWN, explain_misfit
+from parallelsim.cli_objective import (
+    ObjectiveOptions,
+    chosen_size,
+    least_memory_first,
+    objective_options,
+)
 from parallelsim.cli_options import (
     SearchOptions,
     SpecOptions,
     search_options,
     spec_options,
 )
-from parallelsim.cli_run import PlannedRun, planned
+from parallelsim.cli_run import planned
 from parallelsim.cli_values import Part, whole_number
 
 if TYPE_CHECKING:
-    from parallelsim.report.edits import Compared
     from parallelsim.search.result import SearchResult
-    from parallelsim.why_not import WhyNot
 
 EXIT_INTERRUPTED = 130
 
@@ -34,6 +38,7 @@ EXIT_INTERRUPTED = 130
 )
 @spec_options
 @search_options
+@objective_options
 @click.option(
     "--top",
     "-k",
@@ -67,6 +72,7 @@ EXIT_INTERRUPTED = 130
 def plan(
     spec: SpecOptions,
     search: SearchOptions,
+    aim: ObjectiveOptions,
     top: int,
     as_json: bool,
     output: str | None,
@@ -80,6 +86,10 @@ def plan(
     from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
 
+    if compare_with is not None and aim.chooses_size:
+        raise click.UsageError(
+            f"--objective {aim.objective} chooses the number of GPUs, --compare-with has its own"
+        )
     if spec.num_gpus is None and compare_with is None:
         raise click.UsageError(
             "Missing option '--gpus': the number of GPUs ('parallelsim fit' finds the smallest)."
@@ -99,16 +109,20 @@ def plan(
     inputs = run.inputs if run else load_inputs(spec, spec.num_gpus or 0)
     if run and output is not None:
         run.check_named()
+    spec, choice = chosen_size(aim, spec, inputs, search)
+    if choice:
+        inputs = load_inputs(spec, spec.num_gpus or 0)
     result = run_search(inputs, search, top)
-    compared = compared_run(run, compare_with, search, result) if run and compare_with else None
-    answers = answered(inputs, search, parts, result.plans.take(slice(1)))
-    more = _further_document(run, compared, answers)
+    asked = {"aim": aim, "choice": choice, "run": run, "file": compare_with, "parts": parts}
+    more = beside(inputs, search, result, **asked)  # type: ignore[arg-type]
     if not len(result.plans):
         if as_json:
             _print_json(inputs, search, result, more)
         else:
-            _print_further(run, compared, answers)
+            more.print_after(result.plans)
         return explain_misfit(inputs, search, result, as_json)
+    if more.least_memory:
+        result = least_memory_first(inputs, search, top, result)
     text = _script(inputs, target, result) if target else None
     _write_files(inputs, result, output, script, text, force)
     if as_json:
@@ -116,8 +130,10 @@ def plan(
     elif target and script is None:
         click.echo(text, nl=False)
     else:
-        _print_plans(inputs, search, result, output, all_variants)
-        _print_further(run, compared, answers)
+        more.print_before()
+        _print_plans(inputs, search, result, more, all_variants)
+        more.print_after(result.plans)
+        _print_next_steps(inputs, output)
     return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
 
 
@@ -145,49 +161,18 @@ def _script(inputs: Inputs, target: str, result: SearchResult) -> str:
     )
 
 
-def _further_document(
-    run: PlannedRun | None, compared: Compared | None, answers: Sequence[WhyNot]
-) -> dict[str, Any]:
-    """What was asked beside the ranking, for programs."""
-    document: dict[str, Any] = {}
-    if run and compared:
-        from parallelsim.report.edits import compared_document
-
-        document["compare_with"] = compared_document(compared, run.document())
-    if answers:
-        from parallelsim.report.explained import why_not_rows
-
-        document["why_not"] = why_not_rows(answers)
-    return document
-
-
-def _print_further(
-    run: PlannedRun | None, compared: Compared | None, answers: Sequence[WhyNot]
-) -> None:
-    """What was asked beside the ranking, for people."""
-    if run and compared:
-        from parallelsim.report.edits import print_compared
-
-        for note in run.notes:
-            click.echo(f"note: {compared.file}: {note}", err=True)
-        click.echo("")
-        print_compared(compared)
-    print_answers(answers)
-
-
-def _print_json(
-    inputs: Inputs, search: SearchOptions, result: SearchResult, more: dict[str, Any]
-) -> None:
+def _print_json(inputs: Inputs, search: SearchOptions, result: SearchResult, more: Beside) -> None:
     from parallelsim.report.documents import json_text, plan_document
 
-    click.echo(json_text(plan_document(inputs.head(), search.memory_limit, result) | more))
+    document = plan_document(inputs.head(), search.memory_limit, result)
+    click.echo(json_text(document | more.document(result.plans)))
 
 
 def _print_plans(
     inputs: Inputs,
     search: SearchOptions,
     result: SearchResult,
-    output: str | None,
+    more: Beside,
     all_variants: bool,
 ) -> None:
     from parallelsim.compare import compare
@@ -200,6 +185,12 @@ def _print_plans(
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(inputs.header(search.memory_limit) + "\n")
+    if more.least_memory:
+        report.print_ranked(result.plans, all_variants=all_variants)
+        for line in report.legend(result.plans, result.faster_but_tight):
+            click.echo(paragraph(line))
+        click.echo("")
+        return
     sure = trust(result.plans)
     report.print_ranked(result.plans, sure, all_variants=all_variants)
     if len(result.faster_but_tight):
@@ -222,7 +213,6 @@ def _print_plans(
     click.echo(paragraph(report.counts(result)))
     if result.partial:
         click.echo(f"note: {result.stopped}, so the ranking is partial", err=True)
-    _print_next_steps(inputs, output)
 
 
 def _print_next_steps(inputs: Inputs, output: str | None) -> None:

@@ -105,7 +105,7 @@ def sweep(
         done = sum(point.key in rows for point in wanted)
         click.echo(f"note: {done} of {len(wanted)} points are in {shown_path(table)}", err=True)
     missing = [point for point in wanted if point.key not in rows]
-    cores = processes or _num_cores()
+    cores = processes or num_cores()
     try:
         with _progress(len(wanted), len(wanted) - len(missing)) as advance:
             for row in sweeps.run(task, missing, cores):
@@ -197,7 +197,7 @@ def _inputs(task: Task, spec: SpecOptions, search: SearchOptions) -> dict[str, s
     }
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """That this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -137,6 +137,10 @@ class ClusterSpec:
     """Of a node's CPUs; None: not known."""
     host_memory_bytes_per_s: float | None = None
     """Peak of all memory channels of a node's CPUs; None: not known."""
+    dollars_per_gpu_hour: float | None = None
+    """None: the file states no price."""
+    price_date: str = ""
+    """Day or month of that price."""
 
     @property
     def domain_size(self) -> int:

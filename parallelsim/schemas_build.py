@@ -160,12 +160,14 @@ def build_cluster(
     if nic_gbit_per_s is not None:
         tiers = _with_nic(tiers, nic_gbit_per_s, node)
     named = isinstance(accelerator, str)
-    host = data.get("host_memory")
+    host, price = data.get("host_memory"), data.get("price")
     return _record(
         ClusterSpec,
         data,
         host_memory_bytes=host["host_memory_gib"] * GIB if host else None,
         host_memory_bytes_per_s=host["host_memory_gb_per_s"] * GB if host else None,
+        dollars_per_gpu_hour=price["dollars_per_gpu_hour"] if price else None,
+        price_date=price["date"] if price else "",
         accelerator=load_accelerator(accelerator) if named else build_accelerator(accelerator),
         tiers=tiers,
         num_gpus=node,

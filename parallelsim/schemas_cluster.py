@@ -114,6 +114,14 @@ class HostMemoryFile(SectionFile):
     host_memory_gb_per_s: Rate
 
 
+class PriceFile(StrictModel):
+    """What a GPU costs, as on its date; prices have a source of their own."""
+
+    source: str = Field(min_length=1)
+    dollars_per_gpu_hour: float = Field(gt=0, le=1e4)
+    date: str = Field(pattern=r"^20[0-9]{2}-[01][0-9](-[0-3][0-9])?$")
+
+
 class LinesFile(SectionFile):
     """The two lines of one collective with ``ranks`` GPUs."""
 
@@ -175,6 +183,7 @@ class ClusterFile(SectionFile):
     gpus_per_node: int = Field(ge=1, le=65536)
     max_gpus: int | None = Field(default=OPTIONAL, ge=1, le=2**31)
     host_memory: HostMemoryFile | None = OPTIONAL
+    price: PriceFile | None = OPTIONAL
     tiers: list[TierFile] = Field(min_length=1, max_length=8)
 
 
