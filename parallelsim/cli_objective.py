@@ -141,11 +141,11 @@ def chosen_size(
     Raises:
         NoFeasiblePlanError: no size meets the deadline, or has a safe plan.
     """
+    if not aim.chooses_size:
+        return spec, None
     from parallelsim.cli_sweep import num_cores
     from parallelsim.objectives import choose_size
 
-    if not aim.chooses_size:
-        return spec, None
     at_most = inputs.cluster.num_gpus
     if sys.stderr.isatty():
         click.echo(f"trying sizes up to {at_most} GPUs ...", err=True)

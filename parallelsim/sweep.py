@@ -10,18 +10,18 @@ import csv
 import io
 import itertools
 import math
-import multiprocessing
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelsim.errors import OutputError, ParallelSimError
 from parallelsim.fit import SizedResult, Task
 from parallelsim.plan import FIELD_TYPES, PLAN_FIELDS
 from parallelsim.report.plans import rejections
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 INPUTS = ("model", "cluster", "framework", "precision", "options", "digest")
 """Of the table; ``digest`` is of what the files behind the names hold, and of the version."""
@@ -115,6 +115,8 @@ def run(task: Task, wanted: Sequence[Point], num_processes: int) -> Iterator[Row
         for point in wanted:
             yield search_point(task, point)
         return
+    from concurrent.futures import as_completed  # slow: only where there are processes
+
     with _pool(min(num_processes, len(wanted))) as pool:
         # Large points first: the last ones to end are then short.
         ordered = sorted(wanted, key=lambda point: -point.num_gpus)
@@ -126,6 +128,10 @@ def run(task: Task, wanted: Sequence[Point], num_processes: int) -> Iterator[Row
 @contextmanager
 def _pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that leave Ctrl-C to this one, and end with it."""
+    import multiprocessing
+    import signal
+    from concurrent.futures import ProcessPoolExecutor
+
     pool = ProcessPoolExecutor(
         num_processes,
         mp_context=multiprocessing.get_context("spawn"),

@@ -28,6 +28,12 @@ TASK = Task(MODEL, load_cluster("hgx-h100"), load_framework("megatron-core"), 51
 MOST = 48
 
 
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting processes would take most of the time."""
+    monkeypatch.setattr("parallelsim.cli_sweep.num_cores", lambda: 1)
+
+
 @pytest.fixture(scope="module")
 def rates() -> dict[int, float]:
     """Tokens/s of the best plan at every size."""
