@@ -13,11 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from parallelsim.costs import SELECTIVE, CostTable
+from parallelsim.memory_activations import (
+    Activations,
+    Stage,
+    activations,
+    on_the_gpu,
+    stage_buffers,
+    transients,
+)
 from parallelsim.memory_states import States, states, step_bytes
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import in_flight_micro_batches
@@ -61,63 +68,6 @@ class MemoryBreakdown:
         )
 
 
-class Activations(NamedTuple):
-    """Of one micro-batch; shape [P]."""
-
-    saved_bytes: FloatArray
-    """Of one layer."""
-    restored_bytes: FloatArray
-    """Of one layer, by selective recompute."""
-    largest_bytes: FloatArray
-    """Of the layer that saves most: what is rebuilt and differentiated at once."""
-    checkpoint_bytes: FloatArray
-    """Of one recomputed layer."""
-    embedding_bytes: FloatArray
-    loss_bytes: FloatArray
-    gathered_bytes: FloatArray
-    asynchronous_bytes: FloatArray | float
-    first_bytes: FloatArray | float
-    """What leading layers save beyond as many others."""
-    last_bytes: FloatArray | float
-    """What the layers of multi-token prediction save."""
-
-
-def activations(table: CostTable, rows: IntArray) -> Activations:
-    """The activation columns of the cost table, looked up for each plan."""
-    asynchronous = table.framework.memory.asynchronous_hidden_bytes > 0
-    first, last = (
-        0.0 if more is None else more.saved_bytes[rows] for more in (table.first, table.last)
-    )
-    return Activations(
-        table.layer.saved_bytes[rows],
-        table.layer.restored_bytes[rows],
-        table.layer.largest_saved_bytes[rows],
-        table.edge.checkpoint_bytes[rows],
-        table.edge.embedding_bytes[rows],
-        table.edge.loss_bytes[rows],
-        table.edge.gathered_bytes[rows],
-        table.edge.asynchronous_bytes[rows] if asynchronous else 0.0,
-        first,
-        last,
-    )
-
-
-class Stage(NamedTuple):
-    """One stage of each plan."""
-
-    position: FloatArray
-    """From 0."""
-    layers: FloatArray
-    """That a micro-batch passes; of two copies of the model, the mean of both stages."""
-    recomputed: FloatArray
-    edge_parameters: FloatArray | float
-    edge_expert_parameters: FloatArray | float
-    is_first: FloatArray | float
-    is_last: FloatArray | float
-    leading: FloatArray | None = None
-    """Share of the model's leading layers; all on the first stage unless given."""
-
-
 def stage_memory(
     table: CostTable,
     plans: PlanBatch,
@@ -128,8 +78,8 @@ def stage_memory(
 ) -> MemoryBreakdown:
     """Peak bytes of one stage of each plan, shape [P].
 
-    Neglects: the embedding's share of in-flight memory beyond its output, fp8 storage of saved
-    tensors, buffers of individual collectives.
+    Neglects: the embedding's share of in-flight memory beyond its output, buffers outside the
+    allocator's (NCCL, DeepEP), which the driver counts.
     """
     facts = table.framework.memory
     layers = stage.layers * columns.ends.copies
@@ -143,31 +93,23 @@ def stage_memory(
         at_ends = saved.first_bytes * leading + saved.last_bytes * stage.is_last
         kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
     if plans.activation_offload_pct.any():
-        kept = _on_the_gpu(kept, in_flight, stage, saved, plans)
+        kept = on_the_gpu(kept, in_flight, stage, saved, plans)
     else:
         kept = in_flight * kept
-    transient = (facts.backward_working_set + (stage.recomputed > 0)) * saved.largest_bytes
-    if facts.selective_outputs_kept:
-        transient = transient + saved.restored_bytes
-    loss = saved.loss_bytes * stage.is_last
-    at_loss, in_backward = held.gathered_at_loss_bytes, held.gathered_bytes
-    gathers = isinstance(in_backward, np.ndarray)
-    loss_peaks = loss + at_loss > transient + in_backward if gathers else loss > transient
-    working = np.where(loss_peaks, 0.0, transient) + saved.gathered_bytes
+    loss, working, gathered = transients(facts, held, saved, stage)
     if facts.asynchronous_hidden_bytes:
         ahead = np.minimum(columns.num_micro_batches, 2)
         working = working + ahead * saved.asynchronous_bytes
     if facts.stage_buffers_kept:
-        working = working + _stage_buffers(plans, columns, in_flight, stage, saved)
-    loss = np.where(loss_peaks, loss, 0.0)
+        working = working + stage_buffers(plans, columns, in_flight, stage, saved)
     dynamic = kept + loss + working
     fragmentation = facts.fragmentation * dynamic
     resident, trained = _resident(held, stage, layers)
     if facts.optimizer_step_bytes_per_param or facts.optimizer_step_bytes_per_owned_param:
         step = step_bytes(facts, plans, columns) * trained
         working = working + np.maximum(step - (dynamic + fragmentation), 0.0)
-    if gathers:
-        working = working + np.where(loss_peaks, at_loss, in_backward)
+    if gathered is not None:
+        working = working + gathered
     return MemoryBreakdown(
         parameters_bytes=resident[0],
         gradients_bytes=resident[1],
@@ -179,21 +121,6 @@ def stage_memory(
         constant_bytes=np.float64(facts.constant_bytes)
         + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),
     )
-
-
-def _stage_buffers(
-    plans: PlanBatch, columns: Columns, in_flight: FloatArray, stage: Stage, saved: Activations
-) -> FloatArray:
-    """What a stage's neighbours send, beside the saved inputs of layers: v x (m - F) of inputs and
-    v x (m + F) of gradients and outputs, for m micro-batches of x bytes and v virtual stages.
-
-    The first stage receives no inputs, the last one no gradients.
-    """
-    m, last = columns.num_micro_batches, columns.pp - 1
-    inputs = np.where(stage.position > 0, m - in_flight, 0.0)
-    outputs = np.where(stage.position < last, m + in_flight, 0.0)
-    buffers: FloatArray = plans.vpp * saved.checkpoint_bytes * (inputs + outputs)
-    return buffers
 
 
 def _resident(
@@ -221,17 +148,6 @@ def _resident(
         resident = (resident[0], held.gradient_bytes * trained, held.optimizer_bytes * trained)
         return resident, trained
     return resident, parameters
-
-
-def _on_the_gpu(
-    kept: FloatArray, in_flight: FloatArray, stage: Stage, saved: Activations, plans: PlanBatch
-) -> FloatArray:
-    """Saved tensors less those in host memory, more two layers' on their way there and back:
-    F (1 - alpha) A + 2 alpha A_layer, and never more than without offload.
-    """
-    share = plans.activation_offload_pct / 100
-    moved = np.where(stage.recomputed > 0, saved.checkpoint_bytes, saved.saved_bytes)
-    return np.minimum(in_flight * kept, in_flight * (1 - share) * kept + 2 * share * moved)
 
 
 def fullest_stage(

@@ -18,7 +18,7 @@ import numpy as np
 from parallelsim.cluster import ClusterSpec
 from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
-from parallelsim.memory import activations
+from parallelsim.memory_activations import activations
 from parallelsim.memory_states import states
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray

@@ -17,7 +17,7 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Block, Layer
-from parallelsim.memory import activations
+from parallelsim.memory_activations import activations
 from parallelsim.memory_states import States, states, step_bytes
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan

@@ -52,6 +52,7 @@ STAGES = (
     "selective",
     "memory",
     "memory_states",
+    "memory_activations",
     "stage_seconds",
     "optimizers",
     "sharded",

@@ -1,0 +1,119 @@
+"""Saved tensors and transients of one pipeline stage: what the peak of ``memory`` is made of beside
+the resident states (docs/equations.md M).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from parallelsim.costs import CostTable
+from parallelsim.framework import MemoryFacts
+from parallelsim.memory_states import States
+from parallelsim.operators import FloatArray, IntArray
+from parallelsim.plan_batch import PlanBatch
+from parallelsim.stages import Columns
+
+
+class Activations(NamedTuple):
+    """Of one micro-batch; shape [P]."""
+
+    saved_bytes: FloatArray
+    """Of one layer."""
+    restored_bytes: FloatArray
+    """Of one layer, by selective recompute."""
+    largest_bytes: FloatArray
+    """Of the layer that saves most: what is rebuilt and differentiated at once."""
+    checkpoint_bytes: FloatArray
+    """Of one recomputed layer."""
+    embedding_bytes: FloatArray
+    loss_bytes: FloatArray
+    gathered_bytes: FloatArray
+    asynchronous_bytes: FloatArray | float
+    first_bytes: FloatArray | float
+    """What leading layers save beyond as many others."""
+    last_bytes: FloatArray | float
+    """What the layers of multi-token prediction save."""
+
+
+def activations(table: CostTable, rows: IntArray) -> Activations:
+    """The activation columns of the cost table, looked up for each plan."""
+    asynchronous = table.framework.memory.asynchronous_hidden_bytes > 0
+    first, last = (
+        0.0 if more is None else more.saved_bytes[rows] for more in (table.first, table.last)
+    )
+    return Activations(
+        table.layer.saved_bytes[rows],
+        table.layer.restored_bytes[rows],
+        table.layer.largest_saved_bytes[rows],
+        table.edge.checkpoint_bytes[rows],
+        table.edge.embedding_bytes[rows],
+        table.edge.loss_bytes[rows],
+        table.edge.gathered_bytes[rows],
+        table.edge.asynchronous_bytes[rows] if asynchronous else 0.0,
+        first,
+        last,
+    )
+
+
+class Stage(NamedTuple):
+    """One stage of each plan."""
+
+    position: FloatArray
+    """From 0."""
+    layers: FloatArray
+    """That a micro-batch passes; of two copies of the model, the mean of both stages."""
+    recomputed: FloatArray
+    edge_parameters: FloatArray | float
+    edge_expert_parameters: FloatArray | float
+    is_first: FloatArray | float
+    is_last: FloatArray | float
+    leading: FloatArray | None = None
+    """Share of the model's leading layers; all on the first stage unless given."""
+
+
+def transients(
+    facts: MemoryFacts, held: States, saved: Activations, stage: Stage
+) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+    """(loss, R + B + G of the module's equation, what ZeRO 3 has gathered then): the larger of the
+    loss and of the backward pass of one layer; the other is 0.
+    """
+    backward = (facts.backward_working_set + (stage.recomputed > 0)) * saved.largest_bytes
+    if facts.selective_outputs_kept:
+        backward = backward + saved.restored_bytes
+    loss = saved.loss_bytes * stage.is_last
+    at_loss, in_backward, gathered = held.gathered_at_loss_bytes, held.gathered_bytes, None
+    if isinstance(in_backward, np.ndarray):
+        loss_peaks = loss + at_loss > backward + in_backward
+        gathered = np.where(loss_peaks, at_loss, in_backward)
+    else:
+        loss_peaks = loss > backward
+    working = np.where(loss_peaks, 0.0, backward) + saved.gathered_bytes
+    return np.where(loss_peaks, loss, 0.0), working, gathered
+
+
+def stage_buffers(
+    plans: PlanBatch, columns: Columns, in_flight: FloatArray, stage: Stage, saved: Activations
+) -> FloatArray:
+    """What a stage's neighbours send, beside the saved inputs of layers: v x (m - F) of inputs and
+    v x (m + F) of gradients and outputs, for m micro-batches of x bytes and v virtual stages.
+
+    The first stage receives no inputs, the last one no gradients.
+    """
+    m, last = columns.num_micro_batches, columns.pp - 1
+    inputs = np.where(stage.position > 0, m - in_flight, 0.0)
+    outputs = np.where(stage.position < last, m + in_flight, 0.0)
+    buffers: FloatArray = plans.vpp * saved.checkpoint_bytes * (inputs + outputs)
+    return buffers
+
+
+def on_the_gpu(
+    kept: FloatArray, in_flight: FloatArray, stage: Stage, saved: Activations, plans: PlanBatch
+) -> FloatArray:
+    """Saved tensors less those in host memory, more two layers' on their way there and back:
+    F (1 - alpha) A + 2 alpha A_layer, and never more than without offload.
+    """
+    share = plans.activation_offload_pct / 100
+    moved = np.where(stage.recomputed > 0, saved.checkpoint_bytes, saved.saved_bytes)
+    return np.minimum(in_flight * kept, in_flight * (1 - share) * kept + 2 * share * moved)
