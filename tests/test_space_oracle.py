@@ -200,6 +200,8 @@ def halves(space: SearchSpace) -> Iterator[tuple[dict, list[Staging]]]:
         if pp not in by_pp:
             by_pp[pp] = list(stagings(space.model, space.framework, pp))
         for micro_batch_size in range(1, LARGEST_MICRO_BATCH + 1):
+            if space.global_batch_size % (micro_batch_size * degree["dp"]):
+                continue  # most sizes: refused at once, as the rules do
             batch: dict[str, int | str] = {"global_batch_size": space.global_batch_size}
             batch["precision"] = space.precision
             batch["micro_batch_size"] = micro_batch_size
