@@ -13,7 +13,7 @@ Left out unless asked for with ``fixed`` or ``limits``, because they cannot win 
 * the off positions of overlap switches, of the fused cross-entropy and of weights kept in fp8
   alone: on is never slower nor larger;
 * selective recompute of the attention core with flash attention: it saves only what flash
-  attention does not store;
+  attention does not store; selective recompute of other modules than a mixture's cheap ones;
 * ZeRO 2 and 3 of software with a launch target (Megatron-FSDP): few runs were published, and the
   catalogue's models gain at most 2 % by them; other optimizers than the
   first of the software; offload of activations or of the optimizer;
@@ -42,11 +42,10 @@ from parallelsim.search.degrees import (
 from parallelsim.search.experts import EXPERT_FIELDS, ExpertChoices
 from parallelsim.search.schedules import check_schedules, with_all_schedules
 from parallelsim.search.shardings import Shardings, sharding_choices
-from parallelsim.search.stagings import STAGED, Stagings
+from parallelsim.search.stagings import STAGED, Stagings, selective_modules
 from parallelsim.search.switches import SWITCHES, WITHOUT_SHAPE, hybrid_split, switch_rows
 
 from parallelsim.cluster import ClusterSpec
-from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CHOICES, IntArray, Plan, code
@@ -238,11 +237,8 @@ class SearchSpace:
 
     @cached_property
     def _modules(self) -> int:
-        """Code of what selective recompute runs again: the one choice given, else the default."""
-        given = self._asked.values.get("recompute_modules", (CHOICES["recompute_modules"][0],))
-        if len(given) > 1:
-            raise PlanError("recompute_modules takes one choice for a search, got several")
-        return code("recompute_modules", str(given[0]))
+        """Code of what selective recompute runs again."""
+        return code("recompute_modules", self._stagings.modules)
 
     @cached_property
     def _degrees(self) -> dict[str, list[int]]:
@@ -370,7 +366,8 @@ class SearchSpace:
 
     @cached_property
     def _stagings(self) -> Stagings:
-        return Stagings(self.model.num_layers, self.framework, self._asked)
+        modules = selective_modules(self._asked, self.framework, self._facts, self.precision)
+        return Stagings(self.model.num_layers, self.framework, self._asked, modules)
 
     @cached_property
     def _shared_tables(self) -> dict[int, IntArray]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from parallelsim.search.asked import Asked
 from parallelsim.search.schedules import schedule_names
 
+from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
-from parallelsim.plan import ASYNCHRONOUS, CHOICES, WAVES
+from parallelsim.plan import ASYNCHRONOUS, CHOICES, MODULES, WAVES
+from parallelsim.rule_context import ModelFacts
 from parallelsim.rule_schedules import FIRST_LAST, IS_WAVE
 
 UNEVEN_DEPTH = 3
@@ -33,6 +35,8 @@ class Stagings:
     num_layers: int
     framework: FrameworkSpec
     asked: Asked
+    modules: str
+    """What selective recompute runs again."""
 
     def rows(self, pp: int) -> Iterator[tuple[int, ...]]:
         """Values of :data:`STAGED` for so many stages."""
@@ -123,8 +127,7 @@ class Stagings:
         """(recompute code, layers) of every depth: none, selective, 1 to all but one layer, all."""
         can = self.framework.capabilities.recomputes
         kinds = [k for k in can if k not in ("block", "modules")]
-        usual = CHOICES["recompute_modules"][0]
-        saves = self.asked.values.get("recompute_modules", (usual,)) != (usual,)
+        saves = self.modules != MODULES[0]
         saves |= self.framework.memory.selective_outputs_kept > 0
         saves |= not self.framework.compute.flash_attention
         default = [k for k in kinds if k != "selective" or saves]
@@ -137,6 +140,29 @@ class Stagings:
             allowed = self.asked.allowed("recompute_num_layers", depths, depths)
             rows.extend((kind, depth) for depth in allowed)
         return rows
+
+
+def selective_modules(
+    asked: Asked, framework: FrameworkSpec, model: ModelFacts, precision: str
+) -> str:
+    """What selective recompute of a search runs again.
+
+    The one choice given; else the attention core, or of a mixture of experts whatever costs few
+    GEMMs: norms, latent attention's up projections, the experts' activation. A dense model gains
+    nothing by its norms.
+
+    Raises:
+        PlanError: several choices are given.
+    """
+    given = asked.values.get("recompute_modules", ())
+    if len(given) > 1:
+        raise PlanError("recompute_modules takes one choice for a search, got several")
+    if given:
+        return str(given[0])
+    can = "modules" in framework.capabilities.recomputes and precision != "fp8-delayed"
+    if not can or model.experts is None or "recompute" in asked.values:
+        return MODULES[0]
+    return "layernorm+mla_up_proj+moe_act" if model.has_latent_attention else "layernorm+moe_act"
 
 
 def _other_cuts(middle: int) -> dict[str, tuple[int, int]]:

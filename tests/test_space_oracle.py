@@ -19,7 +19,7 @@ from parallelsim.search.space import SearchSpace
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
-from parallelsim.layers import Attention
+from parallelsim.layers import Attention, LatentAttention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import CP_COMM_TYPES, LAYOUTS, PLAN_FIELDS, SCHEDULES, Plan
 from parallelsim.plan_batch import PlanBatch
@@ -60,7 +60,11 @@ def degrees(cluster: ClusterSpec) -> Iterator[dict[str, int]]:
 
 def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[Staging]:
     """Every way to cut the layers, schedule the chunks and recompute, once each."""
-    selective_helps = not framework.compute.flash_attention
+    modules, selective_helps = "core_attn", not framework.compute.flash_attention
+    if model.has_experts and "modules" in framework.capabilities.recomputes:
+        latent = any(isinstance(layer.attention, LatentAttention) for layer in model.layers)
+        modules, selective_helps = "layernorm+moe_act", True
+        modules = "layernorm+mla_up_proj+moe_act" if latent else modules
     for cut in cuts(model, framework, pp):
         largest = max(chunk_layers(model, Plan(pp=pp, **cut)) or [0])
         depths: list[tuple[str, int]] = [("none", 0), ("full", 0)]
@@ -68,6 +72,7 @@ def stagings(model: ModelSpec, framework: FrameworkSpec, pp: int) -> Iterator[St
         depths += [("full", n) for n in range(1, largest)]
         for schedule, (recompute, depth) in product(SCHEDULES, depths):
             plan = {"recompute": recompute, "recompute_num_layers": depth}
+            plan |= {"recompute_modules": modules} if recompute == "selective" else {}
             yield {**cut, "schedule": schedule, **plan}
 
 
