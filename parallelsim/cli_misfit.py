@@ -96,6 +96,14 @@ def _print_rescues(inputs: Inputs, search: SearchOptions, result: SearchResult) 
         attempts = {what: changed for what, changed in task.changes()}
     except ParallelSimError:
         return
+    # First what is certain to help if anything does: the time may not last for the others.
+    try:
+        more = _more_gpus(task, inputs.cluster.num_gpus, bool(len(result.nearest_miss)))
+        (helping if more else tried).append(more or "more GPUs")
+    except TimeIsUpError:
+        skipped.append("more GPUs")
+    except ParallelSimError:
+        pass
     for what, changed in attempts.items():
         try:
             found = changed.search(inputs.cluster.num_gpus)
@@ -105,14 +113,6 @@ def _print_rescues(inputs: Inputs, search: SearchOptions, result: SearchResult) 
             continue
         else:
             (helping if len(found.result.plans) else tried).append(what)
-    try:
-        more = _more_gpus(task, inputs.cluster.num_gpus, bool(len(result.nearest_miss)))
-        helping += [more] if more else []
-        tried += [] if more else ["more GPUs"]
-    except TimeIsUpError:
-        skipped.append("more GPUs")
-    except ParallelSimError:
-        pass
     for words in helping:
         click.echo(f"would help: {words}", err=True)
     if not helping and tried:

@@ -157,7 +157,8 @@ class Task:
         if "bf16" in self.framework.capabilities.grad_dtypes and "grad_dtype" not in fixed:
             changed = replace(self, fixed={**fixed, "grad_dtype": "bf16"})
             tries.append(("16-bit gradients (--fix grad_dtype=bf16)", changed))
-        if self.framework.capabilities.optimizer_offload and "optimizer_offload_pct" not in fixed:
+        can = self.framework.capabilities.optimizer_offload and self.cluster.host_memory_bytes
+        if can and "optimizer_offload_pct" not in fixed:
             changed = replace(self, fixed={**fixed, "optimizer_offload_pct": 100})
             tries.append(("the optimizer on the host (--fix optimizer_offload_pct=100)", changed))
         half = self.model.seq_length // 2

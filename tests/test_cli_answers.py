@@ -59,13 +59,14 @@ def test_what_the_rescue_has_no_time_for_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("parallelsim.cli_misfit.RESCUE_S", 0.0)
     result = run("plan", *LLAMA, "-n", "8")
     assert result.exit_code == 3
-    assert "not tried, to answer in seconds: 16-bit gradients" in result.stderr
+    assert "not tried, to answer in seconds: more GPUs; 16-bit gradients" in result.stderr
 
 
 def test_a_rescue_without_help_lists_what_was_tried() -> None:
     result = run("plan", *LLAMA, "-n", "8", "-c", "rtx-4090")
     assert result.exit_code == 3
-    assert "no single change helps; tried: 16-bit gradients" in result.stderr
+    assert "no single change helps; tried: more GPUs; 16-bit gradients" in result.stderr
+    assert "the optimizer on the host" not in result.stderr  # of which nothing is known
 
 
 @pytest.mark.parametrize(
