@@ -22,6 +22,9 @@ compare_with_option: Callable[[Any], Any] = click.option(
     " It states what is not given.",
 )
 
+RANKED = 10
+"""Plans of the ranking that the run's place counts in, at least."""
+
 
 def compared_run(
     run: PlannedRun, file: str, search: SearchOptions, result: SearchResult
@@ -31,6 +34,7 @@ def compared_run(
     from parallelsim.replay import replayed
     from parallelsim.report.edits import Compared
     from parallelsim.rules import explain
+    from parallelsim.search.grid import grid_search
     from parallelsim.search.place import place
     from parallelsim.simulate import simulate
 
@@ -38,7 +42,10 @@ def compared_run(
     inputs = (space.model, space.cluster, space.framework)
     simulation = replayed(simulate(*inputs, run.plan, search.memory_limit))
     broken = tuple(explain(*inputs, run.plan))
-    where = None if broken else place(space, result, simulation, search.memory_limit)
+    ranked = result
+    if len(result.plans) < RANKED:  # as ``explain`` counts the layouts that a search finds
+        ranked = grid_search(space, RANKED, search.memory_limit)
+    where = None if broken else place(space, ranked, simulation, search.memory_limit)
     goal = result.plans.take(slice(1))
     edits = greedy_edits(simulation, goal, search.memory_limit) if len(goal) else []
     return Compared(file, simulation, broken, where, tuple(edits), goal)

@@ -165,9 +165,9 @@ def test_layers_that_the_catalogue_does_not_have_become_a_model_of_their_own() -
     run = import_megatron(BARE.replace("--num-layers 32", "--num-layers 48 --vocab-size 50000"))
     assert not run.is_known
     assert (run.model.num_layers, run.model.vocab_size) == (48, 50000)
-    mine = load_model("llama3-8b", overrides={"num_layers": 48})
+    mine = load_model("llama3-8b", overrides={"num_layers": 48}).with_seq_length(4096)
     named = import_megatron(BARE.replace("--num-layers 32", "--num-layers 48"), model=mine)
-    assert (named.model, named.unknown) == (mine, ())
+    assert (named.model, named.unknown) == (mine.with_seq_length(8192), ())
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def import_megatron(
         text: bash, as in Megatron-LM's examples, or arguments alone.
         file: its name in messages.
         environment: variables that the script finds when it starts.
-        model: what is trained, in place of what the flags say.
+        model: what is trained, in place of what the flags say but for the sequence length.
 
     Raises:
         SpecError: no run or several, a value that is not set, flags that contradict each other.
@@ -94,6 +94,8 @@ def import_megatron(
         message = f"{program} trains no decoder, the only models that flags are read for; name one"
         raise SpecError(f"{message} with --model", file=file)
     known = model or model_from_arguments(arguments)
+    if model is not None and arguments.given("--seq-length") is not None:
+        known = model.with_seq_length(arguments.whole("--seq-length"))
     fields = plan_fields(arguments, known)
     if model is not None:  # its flags are not read
         _read_model_flags(words, file, arguments)

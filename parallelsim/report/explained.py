@@ -71,7 +71,8 @@ def rank_words(place: Place, zone: str) -> str:
     of = f"{about}{place.rank:,} of {place.num_safe:,} safe plans"
     if zone == "safe":
         return f"Rank {of}" + ("" if place.exact else " (by the closed forms)")
-    return f"It is {VERDICTS[zone]}; by its time it would rank {of}"
+    verdict = "It does not fit" if zone == "out" else f"It is {VERDICTS[zone]}"
+    return f"{verdict}; by its time it would rank {of}"
 
 
 def print_terms(simulation: Simulation) -> None:
