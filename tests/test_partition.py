@@ -340,6 +340,27 @@ def test_llama_405b_has_its_first_and_last_stage_lightened(vpp: int) -> None:
         assert "% faster than the even cut" in found.describe()
 
 
+@pytest.mark.parametrize(
+    ("pp", "vpp", "published", "gain"),
+    [(16, 1, (*[4] * 15, 1), 0.18), (8, 2, (*[4] * 15, 1), 0.1), (16, 2, (1, *[2] * 30, 0), 0.18)],
+)
+def test_deepseek_v3_is_cut_no_slower_than_published(
+    pp: int, vpp: int, published: tuple[int, ...], gain: float
+) -> None:
+    """Megatron-Bridge deepseek_v3.py: the last stage, with MTP and the loss, holds fewer layers."""
+    schedule = "interleaved-1f1b" if vpp > 1 else "1f1b"
+    shape = {"pp": pp, "vpp": vpp, "dp": 2048 // pp, "ep": 64, "zero": 1, "schedule": schedule}
+    plan, cluster = Plan(**shape, global_batch_size=15360), load_cluster("hgx-h800", 2048)
+    problem = partition_problem(load_model("deepseek-v3"), cluster, MEGATRON, plan)
+    problem = replace(problem, capacity_bytes=float("inf"))
+    found, theirs = partition(problem), evaluate(problem, published)
+    assert found.proven
+    assert found.gain_frac > gain
+    assert found.time_s <= theirs.time_s * (1 + EXACT)
+    assert found.time_s > theirs.time_s * 0.99
+    assert found.stage_layers[-1] < found.stage_layers[1]
+
+
 def test_llama_405b_recomputes_in_early_stages_alone_where_memory_is_short() -> None:
     problem = partition_problem(LLAMA, CLUSTER, MEGATRON, PUBLISHED, memory_limit=0.8)
     found = partition(problem)
