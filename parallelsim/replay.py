@@ -18,23 +18,16 @@ import numpy as np
 from parallelsim.cluster import ClusterSpec
 from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
-from parallelsim.memory_activations import activations
 from parallelsim.memory_states import states
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan import UNSYNCHRONIZED, Plan
+from parallelsim.plan import UNSYNCHRONIZED, Plan, code
 from parallelsim.plan_batch import PlanBatch
+from parallelsim.replay_costs import activation_bytes, stage_kinds, starts_with
 from parallelsim.simulate import RATES, Simulation
-from parallelsim.stage_seconds import chunk_seconds, schedule_seconds
+from parallelsim.stage_seconds import schedule_seconds
 from parallelsim.stages import (
-    FIRST_LAST,
-    StageLayers,
-    chunk_layers,
-    free_stages,
-    leading_shares,
     plan_columns,
-    recomputed_layers,
-    stage_layers,
 )
 from parallelsim.step import StepBreakdown, StepTail, after_stages, transfer_seconds
 from parallelsim.timeline import (
@@ -50,8 +43,11 @@ from parallelsim.timeline import (
 )
 
 MOST_OPERATIONS = 200_000
-"""Of a schedule that :func:`replayed` runs: about half a second. Larger ones keep the closed
-form."""
+"""Of a schedule that is replayed whole: about half a second. Of larger ones :func:`replayed` runs
+as many micro-batches as go."""
+
+FEWEST_TURNS = 4
+"""Micro-batches a rank that a shortened schedule keeps: fill, drain and a steady part."""
 
 
 ROUNDING = 1e-9
@@ -155,7 +151,7 @@ def batch_replay(table: CostTable, plans: PlanBatch, graph: Graph | None = None)
     schedule = graph.schedule
     rows = table.rows(plans)
     tail, transfer, paid = _closed_form(table, rows, plans)
-    forward, inputs, weight = _by_stage(table, rows, plans, schedule.num_stages)
+    forward, inputs, weight = stage_kinds(table, rows, plans, schedule.num_stages)
     forward_ends, backward_ends = graph.endings
     gather, reduce = tail.gather_s[:, None], (tail.dp_s - tail.gather_s)[:, None]
     costs = stage_costs(
@@ -165,15 +161,15 @@ def batch_replay(table: CostTable, plans: PlanBatch, graph: Graph | None = None)
         input_s=inputs + paid,
         weight_s=weight,
         transfer_s=transfer[:, None],
-        gather_s=gather * _chosen(schedule, forward_ends.argmin(axis=1)),
-        reduce_s=reduce * _chosen(schedule, backward_ends.argmax(axis=1)),
+        gather_s=gather * starts_with(schedule, forward_ends.argmin(axis=1)),
+        reduce_s=reduce * starts_with(schedule, backward_ends.argmax(axis=1)),
     )
     return PlanReplay(
         graph=graph,
         costs=costs,
-        activation_bytes=_activation_bytes(table, rows, plans, schedule.num_stages),
+        activation_bytes=activation_bytes(table, rows, plans, schedule.num_stages),
         tail=tail,
-        launches_s=table.framework.host.micro_batch_s * schedule.size.num_micro_batches,
+        launches_s=table.framework.host.micro_batch_s * float(columns.num_micro_batches[0]),
     )
 
 
@@ -199,14 +195,14 @@ def least_replays_s(table: CostTable, plans: PlanBatch) -> FloatArray:
 
     T >= gather + sum_{i<r} ( F_i + B_i + 2 c ) + m sum_{chunks of r} ( F + B ) + reduce
 
-    F, B the seconds of a chunk, c of a transfer. Plans that :func:`replayed` leaves to the closed
-    form have none: 0.
+    F, B the seconds of a chunk, c of a transfer. Schedules of more than ``MOST_OPERATIONS``
+    have none: 0.
     """
     if num_operations(plans)[0] > MOST_OPERATIONS:
         return np.zeros(len(plans))
     rows, pp, vpp = table.rows(plans), int(plans.pp[0]), int(plans.vpp[0])
     tail, transfer, paid = _closed_form(table, rows, plans)
-    kinds = _by_stage(table, rows, plans, pp * vpp)
+    kinds = stage_kinds(table, rows, plans, pp * vpp)
     chunk = (kinds[0] + kinds[1] + kinds[2] + 2 * paid).reshape(-1, vpp, pp)
     hop = chunk[:, 0] + 2 * transfer[:, None]
     before = np.cumsum(hop, axis=1) - hop
@@ -216,14 +212,34 @@ def least_replays_s(table: CostTable, plans: PlanBatch) -> FloatArray:
     return _step_times_s(tail, float(launches), pipeline) * (1 - ROUNDING)
 
 
-def plan_graph(plan: Plan) -> Graph:
-    """The operations of a plan's schedule.
+def plan_graph(plan: Plan, left_out: int = 0) -> Graph:
+    """The operations of a plan's schedule, without the last micro-batches.
 
     Raises:
         PlanError: as :func:`plan_replay`.
     """
     name = "1f1b" if plan.schedule == "none" else plan.schedule
-    return compiled_graph(name, plan.pp, plan.vpp, plan.num_micro_batches, gathers=True)
+    return compiled_graph(name, plan.pp, plan.vpp, plan.num_micro_batches - left_out, gathers=True)
+
+
+def _kept_graph(graphs: dict[tuple[int, ...], Graph], plan: Plan, left_out: int) -> Graph:
+    size = (plan.pp, plan.vpp, plan.num_micro_batches - left_out)
+    key = (code("schedule", plan.schedule), *size)
+    if key not in graphs:
+        graphs[key] = plan_graph(plan, left_out)
+    return graphs[key]
+
+
+def _left_out(plans: PlanBatch) -> int:
+    """Micro-batches beyond ``MOST_OPERATIONS``, a multiple of p: a schedule's pattern stays whole.
+
+    Plans of one schedule.
+    """
+    operations, plan = float(num_operations(plans)[0]), plans.plan(0)
+    if operations <= MOST_OPERATIONS:
+        return 0
+    kept = int(plan.num_micro_batches * MOST_OPERATIONS / operations)
+    return -(-(plan.num_micro_batches - kept) // plan.pp) * plan.pp
 
 
 def replayed(
@@ -235,8 +251,9 @@ def replayed(
 
     The bubble holds the difference, so that the total stays the sum of its terms; where the replay
     hides transfers that the closed form counts, the transfers are less. Stragglers stretch what
-    there is. Left as they are: plans that break a rule, that have no pipeline (the closed form is
-    exact), or whose pipeline has more operations than ``MOST_OPERATIONS``.
+    there is. Of schedules with more than ``MOST_OPERATIONS`` the first micro-batches are replayed,
+    and the rest take the pace of the last p of them. Left as they are: plans that break a rule,
+    that have no pipeline (the closed form is exact), or where 4 p micro-batches are too many.
 
     Args:
         simulation: plans of any kind.
@@ -254,13 +271,15 @@ def replayed(
         if some.pp[0] == 1:
             done[index] = True
             continue
-        if num_operations(some)[0] > MOST_OPERATIONS:
+        plan, left_out = some.plan(0), _left_out(some)
+        if left_out and plan.num_micro_batches - left_out < FEWEST_TURNS * plan.pp:
             continue
-        key = tuple(int(column[0]) for column in _schedule_key(some))
-        if key not in graphs:
-            graphs[key] = plan_graph(some.plan(0))
-        planned = batch_replay(table, some, graphs[key])
+        planned = batch_replay(table, some, _kept_graph(graphs, plan, left_out))
         pipeline, tail = planned.pipeline_s(), planned.tail
+        if left_out:
+            shorter = _kept_graph(graphs, plan, left_out + plan.pp)
+            turn = pipeline - batch_replay(table, some, shorter).pipeline_s()
+            pipeline = pipeline + left_out / plan.pp * turn
         idle = pipeline - tail.steady_s - tail.dp_s
         p2p = np.minimum(tail.p2p_s, np.maximum(idle, 0.0))
         time["p2p_exposed_s"][index] = p2p
@@ -309,75 +328,3 @@ def replayed_step_time(simulation: Simulation, index: int) -> float:
     return plan_replay(
         simulation.model, simulation.cluster, simulation.framework, plan
     ).step_time_s()
-
-
-def _layers(num_layers: int, plans: PlanBatch, num_stages: int) -> FloatArray:
-    """[P, S]: layers of each stage of the model."""
-    classes = chunk_layers(num_layers, plans)
-    layers = np.repeat(np.ceil(classes.middle)[:, None], num_stages, axis=1)
-    layers[:, -1] = classes.last
-    layers[:, 0] = classes.first
-    by_rank = np.flatnonzero(plans.layout == FIRST_LAST)
-    if by_rank.size and num_stages > 1:  # all chunks of the first and the last rank are uneven
-        some = plans.take(by_rank)
-        pp, ranks = int(some.pp[0]), stage_layers(num_layers, some)
-        each = np.repeat(ranks.middle[:, None], pp, axis=1)
-        each[:, 0], each[:, -1] = ranks.first, ranks.last
-        layers[by_rank] = np.tile(each, num_stages // pp) / some.vpp[:, None]
-    for index, stages in free_stages(plans):
-        layers[index] = stages.chunks
-    return layers
-
-
-def _by_stage(
-    table: CostTable, rows: IntArray, plans: PlanBatch, num_stages: int
-) -> list[FloatArray]:
-    """[P, S] seconds of each kind of operation."""
-    layers = _layers(table.model.num_layers, plans, num_stages)
-    plan_of = np.repeat(np.arange(len(plans)), num_stages)
-    flat = layers.ravel()
-    one_class = StageLayers(flat, flat, flat)
-    chunks = chunk_seconds(table, rows[plan_of], plans.take(plan_of), one_class)
-    kinds = []
-    for first, middle, last in zip(*chunks, strict=True):
-        seconds, at_first, at_last = (a.reshape(layers.shape) for a in (middle, first, last))
-        if num_stages == 1:  # holds both ends
-            kinds.append(at_first + (at_last - seconds))
-            continue
-        seconds[:, 0], seconds[:, -1] = at_first[:, 0], at_last[:, -1]
-        kinds.append(seconds)
-    if table.first is not None and num_stages > 1:
-        more = table.first
-        rest = more.total_s - more.forward_s - more.weight_s
-        moved = leading_shares(table.model.num_leading_layers, layers)
-        moved[:, 0] -= 1.0  # what the first chunk was counted with
-        for seconds, of_leading in zip(kinds, (more.forward_s, rest, more.weight_s), strict=True):
-            seconds += moved * of_leading[rows][:, None]
-    return kinds
-
-
-def _chosen(schedule: Schedule, chunk: IntArray) -> FloatArray:
-    """[S] 1 on the stages of one chunk of each rank: with which it starts, or ends."""
-    share = np.zeros(schedule.num_stages)
-    share[schedule.stage[np.arange(schedule.num_ranks), chunk]] = 1.0
-    return share
-
-
-def _activation_bytes(
-    table: CostTable, rows: IntArray, plans: PlanBatch, num_stages: int
-) -> FloatArray:
-    """[P, S]: the terms of :func:`parallelsim.memory.stage_memory`, of one micro-batch."""
-    saved = activations(table, rows)
-    layers = _layers(table.model.num_layers, plans, num_stages)
-    of_chunk = plans.take(np.repeat(np.arange(len(plans)), num_stages))
-    again = recomputed_layers(layers.ravel() * of_chunk.vpp, of_chunk) / of_chunk.vpp
-    again = again.reshape(layers.shape)
-    kept = (layers - again) * saved.saved_bytes[:, None] + again * saved.checkpoint_bytes[:, None]
-    leading, last = leading_shares(table.model.num_leading_layers, layers), np.zeros_like(layers)
-    last[:, -1] = 1.0
-    first_bytes, last_bytes = (
-        np.broadcast_to(more, len(plans))[:, None] for more in (saved.first_bytes, saved.last_bytes)
-    )
-    kept += np.where(again > 0, 0.0, first_bytes * leading + last_bytes * last)
-    kept[:, 0] += saved.embedding_bytes
-    return kept

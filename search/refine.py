@@ -15,7 +15,7 @@ from parallelsim.costs import CostTable
 from parallelsim.operators import FloatArray
 from parallelsim.plan import PLAN_FIELDS
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.replay import num_operations, replayed
+from parallelsim.replay import MOST_OPERATIONS, num_operations, replayed
 from parallelsim.simulate import Simulation, simulate
 from parallelsim.timeline import Graph
 
@@ -70,7 +70,8 @@ class Replays:
 
         Only plans faster than ``below_s`` are of interest.
         """
-        work, first = np.cumsum(num_operations(plans)), min(len(plans), top_k)
+        work = np.cumsum(np.minimum(num_operations(plans), MOST_OPERATIONS))
+        first = min(len(plans), top_k)
         done = 0
         found = self.run(plans.take(slice(0)))
         ranked = found

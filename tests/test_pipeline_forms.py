@@ -11,6 +11,7 @@ import pytest
 from parallelsim.search.grid import grid_search
 from parallelsim.search.space import SearchSpace
 
+from parallelsim import replay
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.errors import PlanError
 from parallelsim.pipeline import in_flight_micro_batches
@@ -18,7 +19,7 @@ from parallelsim.pipeline_forms import FORMS
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
 from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, code
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.replay import plan_replay, replayed_step_time, schedule_time
+from parallelsim.replay import plan_replay, replayed, replayed_step_time, schedule_time
 from parallelsim.rules import broken_rules, explain, reasons
 from parallelsim.schedule_ratios import schedule_ratios
 from parallelsim.simulate import memory_per_stage, simulate
@@ -101,12 +102,12 @@ def test_no_path_is_longer_than_the_replay_whatever_the_stages_cost(name: str) -
         costs = np.repeat(stages[:, 1:2], graph.schedule.num_stages, axis=1)
         costs[:, 0], costs[:, -1] = stages[:, 0], stages[:, 2]
         forward, inputs, weight = costs.transpose(0, 2, 1)
-        replay = stage_costs(graph.schedule, forward, input_s=inputs, weight_s=weight)
+        exact = stage_costs(graph.schedule, forward, input_s=inputs, weight_s=weight)
         if graph.schedule.num_stages == 2:
             stages[:, 1] = 0.0
         chunks = ChunkSeconds(*(Operations(*stages[:, s]) for s in range(3)))
         form = FORMS[name](chunks, *(np.full(20, float(x)) for x in (p, vpp, m)))
-        assert (form <= schedule_time(graph, replay) * (1 + EXACT)).all(), (p, m)
+        assert (form <= schedule_time(graph, exact) * (1 + EXACT)).all(), (p, m)
 
 
 @pytest.mark.parametrize("halves", [(1.0, 1.0), (1.2, 0.8), (1.0, 0.6)])
@@ -288,6 +289,21 @@ def test_v_half_runs_are_predicted() -> None:
     for row in rows:
         assert row.step_time_s == pytest.approx(row.run.step_time_s, rel=0.02)
         assert row.peak_memory_bytes == pytest.approx(row.run.peak_memory_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("name", sorted(set(GENERATORS) - {"pipedream-2bw"}))
+def test_long_schedules_take_the_pace_of_their_first_micro_batches(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(name, global_batch_size=8 * 52)
+    every = replace(MEGATRON.capabilities, schedules=tuple(GENERATORS))
+    simulation = simulate(LLAMA, CLUSTER, replace(MEGATRON, capabilities=every), plan)
+    whole = replayed(simulation)
+    monkeypatch.setattr(replay, "MOST_OPERATIONS", 2 * 4 * plan.vpp * 26)
+    short = replayed(simulation)
+    assert whole.replayed.all()
+    assert short.replayed.all()
+    np.testing.assert_allclose(short.step_time_s, whole.step_time_s, rtol=1e-6)
 
 
 def test_absurd_sizes_are_not_replayed() -> None:
