@@ -1,7 +1,7 @@
 """Plans on the exact engine: what their stages cost, and the step time that the replay gives.
 
 Forward, input gradient and weight gradient come from the same table as the step's breakdown
-(:func:`parallelsim.step.chunk_seconds`). A transfer takes its whole time between ranks, and its
+(:func:`parallelsim.stage_seconds.chunk_seconds`). A transfer takes its whole time between ranks, and its
 exposed share from the computation of both; of data-parallel communication the part that the step
 pays for is replayed, the gathers before the first forward and the reductions after the last
 backward of each rank.
@@ -169,7 +169,7 @@ def batch_replay(table: CostTable, plans: PlanBatch, graph: Graph | None = None)
         costs=costs,
         activation_bytes=activation_bytes(table, rows, plans, schedule.num_stages),
         tail=tail,
-        launches_s=table.framework.host.micro_batch_s * float(columns.num_micro_batches[0]),
+        launches_s=table.framework.host.micro_batch_s * plans.plan(0).num_micro_batches,
     )
 
 
