@@ -24,7 +24,7 @@ from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import ROUNDING
 from parallelsim.stage_seconds import embedding_seconds, schedule_seconds
 from parallelsim.stages import Columns, chunk_layers
-from parallelsim.step import after_stages, transfer_seconds
+from parallelsim.step import StepTail, after_stages, transfer_seconds
 
 IS_BOUNDED = np.array([name not in FORMS for name in SCHEDULES])
 """Schedules whose bound follows from the inequality for any costs; that the forms of the others are
@@ -41,12 +41,13 @@ def least_step_time(
     """
     stages = schedule_seconds(table, rows, plans, columns)
     tail = after_stages(table, rows, plans, columns, held, stages)
-    launches = table.framework.host.micro_batch_s * columns.num_micro_batches
+    m = columns.num_micro_batches
+    launches = table.framework.host.micro_batch_s * m
     pipeline = tail.steady_s + tail.bubble_s
     rest = tail.dp_s + tail.optimizer_s + launches
     stretch = 1 + tail.straggler_s / (pipeline + tail.p2p_s + rest)
     transfer, exposed = transfer_seconds(table, rows, plans, columns)
-    paid = 2 * columns.num_micro_batches * columns.vpp * exposed * transfer
+    paid = 2 * m * columns.vpp * exposed * transfer
     least = pipeline + paid
     alone = (plans.schedule == INTERLEAVED) | (plans.schedule == GPIPE)
     spread = _spread(table, plans)
@@ -54,8 +55,22 @@ def least_step_time(
     flushed = (plans.schedule == ONE_F_ONE_B) & (columns.pp > 1)
     least = np.where(flushed, np.maximum(least, by_rank), least)
     least = np.where(alone | (flushed & (spread > 0)), by_rank, least)
+    uncertain = _uncertain(table, rows, tail, m, spread)
+    least = least - np.where(IS_BOUNDED[plans.schedule], 0.0, uncertain)
     bound = (least + rest) * stretch + tail.overhead_s - launches
     return np.asarray(bound * (1 - ROUNDING))
+
+
+def _uncertain(
+    table: CostTable, rows: IntArray, tail: StepTail, m: FloatArray, spread: FloatArray
+) -> FloatArray:
+    """Seconds by which the forms of :mod:`parallelsim.pipeline_forms` may be above a replay.
+
+    The data-parallel communication, which ranks other than the slowest hide; and of leading layers
+    beyond the first chunk all that they differ by.
+    """
+    moved = 0.0 if table.first is None else spread * m * np.abs(table.first_total_s[rows])
+    return np.asarray(tail.dp_s + moved)
 
 
 def _spread(table: CostTable, plans: PlanBatch) -> FloatArray:
