@@ -1,10 +1,10 @@
 """Plans on the exact engine: what their stages cost, and the step time that the replay gives.
 
 Forward, input gradient and weight gradient come from the same table as the step's breakdown
-(:func:`parallelsim.stage_seconds.chunk_seconds`). A transfer takes its whole time between ranks, and its
-exposed share from the computation of both; of data-parallel communication the part that the step
-pays for is replayed, the gathers before the first forward and the reductions after the last
-backward of each rank.
+(:func:`parallelsim.stage_seconds.chunk_seconds`). A transfer takes its whole time between ranks,
+and its exposed share from the computation of both; of data-parallel communication the part that
+the step pays for is replayed, the gathers before the first forward and the reductions after the
+last backward of each rank.
 """
 
 from __future__ import annotations
