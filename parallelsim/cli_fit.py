@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from parallelsim.cli_inputs import fit_task
-from parallelsim.cli_options import SearchOptions, SpecOptions, search_options, spec_options
+from parallelsim.cli_options import (
+    SearchOptions,
+    SpecOptions,
+    only_grid,
+    search_options,
+    spec_options,
+)
 from parallelsim.errors import NoFeasiblePlanError
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ def fit(spec: SpecOptions, search: SearchOptions, as_json: bool) -> int:
     from parallelsim.fit import fit as smallest_fit
     from parallelsim.report.documents import fit_document, json_text
 
+    only_grid(search, "fit")
     task = fit_task(spec, search)
     if sys.stderr.isatty():
         task = replace(task, progress=_show_progress)

@@ -22,7 +22,6 @@ from parallelsim.plan import PRECISIONS
 if TYPE_CHECKING:
     from parallelsim.fit import Task
     from parallelsim.planfile import PlanDocument, RankedPlan
-    from parallelsim.search.result import SearchResult
     from parallelsim.search.space import SearchSpace
     from parallelsim.simulate import Simulation
 
@@ -240,13 +239,6 @@ def search_space(inputs: Inputs, search: SearchOptions) -> SearchSpace:
         limits=limits,
         all_schedules=search.all_schedules,
     )
-
-
-def run_search(inputs: Inputs, search: SearchOptions, top: int) -> SearchResult:
-    """The ranked plans for the inputs."""
-    from parallelsim.search.grid import grid_search
-
-    return grid_search(search_space(inputs, search), top, search.memory_limit)
 
 
 def merged_with(spec: SpecOptions, document: PlanDocument) -> SpecOptions:

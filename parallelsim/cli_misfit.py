@@ -58,9 +58,10 @@ def explain_misfit(
     if refused := _refused_whatever_the_plan(inputs, result):
         raise NoFeasiblePlanError(f"no plan for {where}: {refused}")
     if not result.exhaustive:
+        more = "wait longer with --timeout" if result.stopped == "time-out" else "--budget more"
         raise NoFeasiblePlanError(
-            f"no feasible plan for {where} among the {result.num_evaluated:,} tried of "
-            f"{result.num_candidates:,}; try more with --budget, or all with --searcher grid"
+            f"no feasible plan for {where} among the {result.num_evaluated:,} evaluated of "
+            f"{result.num_candidates:,}; {more}, or search all with --searcher grid"
         )
     _print_rescues(inputs, search, result)
     raise NoFeasiblePlanError(

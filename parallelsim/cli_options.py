@@ -28,7 +28,7 @@ from parallelsim.errors import PlanError
 from parallelsim.plan import CHOICES, MODULES, PRECISIONS
 from parallelsim.planfile import MAX_BATCH, MAX_GPUS
 
-SEARCHERS = ("grid",)
+SEARCHERS = ("grid", "bayesian")
 """Values of ``--searcher``."""
 
 
@@ -183,7 +183,7 @@ _SEARCH_OPTIONS = (
         type=click.Choice(SEARCHERS),
         default="grid",
         show_default=True,
-        help="grid tries every plan.",
+        help="grid tries every plan, bayesian some of them (plan alone has it).",
     ),
     click.option(
         "--schedules",
@@ -218,6 +218,16 @@ def search_options(command: Command) -> Command:
     for option in reversed(_SEARCH_OPTIONS):
         with_search = option(with_search)
     return with_search
+
+
+def only_grid(search: SearchOptions, command: str) -> None:
+    """Refuse another searcher where a command proves what it says.
+
+    Raises:
+        click.UsageError: with what to do.
+    """
+    if search.searcher != "grid":
+        raise click.UsageError(f"--searcher {search.searcher}: {command} searches with grid alone")
 
 
 def plan_options(command: Command) -> Command:

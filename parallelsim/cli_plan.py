@@ -10,7 +10,7 @@ import click
 from parallelsim.cli_beside import Beside, beside
 from parallelsim.cli_compare_with import compare_with_option
 from parallelsim.cli_explain import why_not_option
-from parallelsim.cli_inputs import Inputs, load_inputs, run_search, shown_path
+from parallelsim.cli_inputs import Inputs, load_inputs, shown_path
 from parallelsim.cli_misfit import NUM_TIGHT_SHOWN, explain_misfit
 from parallelsim.cli_objective import (
     ObjectiveOptions,
@@ -21,10 +21,12 @@ from parallelsim.cli_objective import (
 from parallelsim.cli_options import (
     SearchOptions,
     SpecOptions,
+    only_grid,
     search_options,
     spec_options,
 )
 from parallelsim.cli_run import planned
+from parallelsim.cli_searcher import HowToSearch, check_how, how_options, run_search
 from parallelsim.cli_values import Part, whole_number
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ EXIT_INTERRUPTED = 130
 @spec_options
 @search_options
 @objective_options
+@how_options
 @click.option(
     "--top",
     "-k",
@@ -73,6 +76,7 @@ def plan(
     spec: SpecOptions,
     search: SearchOptions,
     aim: ObjectiveOptions,
+    how: HowToSearch,
     top: int,
     as_json: bool,
     output: str | None,
@@ -94,6 +98,9 @@ def plan(
         raise click.UsageError(
             "Missing option '--gpus': the number of GPUs ('parallelsim fit' finds the smallest)."
         )
+    check_how(search, how)
+    if aim.chooses_size:
+        only_grid(search, f"--objective {aim.objective}")
     target, script = _export_target(export)
     if export and as_json and script is None:
         raise click.UsageError(
@@ -112,7 +119,7 @@ def plan(
     spec, choice = chosen_size(aim, spec, inputs, search)
     if choice:
         inputs = load_inputs(spec, spec.num_gpus or 0)
-    result = run_search(inputs, search, top)
+    result = run_search(inputs, search, how, top)
     asked = {"aim": aim, "choice": choice, "run": run, "file": compare_with, "parts": parts}
     more = beside(inputs, search, result, **asked)  # type: ignore[arg-type]
     if not len(result.plans):
@@ -198,7 +205,11 @@ def _print_plans(
         click.echo(paragraph(f"Faster but tight: {report.TIGHT_MEANS}"))
         report.print_tight(result.faster_but_tight, best, len(result.plans) + 1, NUM_TIGHT_SHOWN)
     tight = result.faster_but_tight.take(slice(NUM_TIGHT_SHOWN))
-    for line in report.legend(result.plans, tight):
+    front = result.front if result.front is not None else result.plans.take(slice(0))
+    if len(front):
+        click.echo("\nNo safe plan that was tried beats these in both step time and memory:")
+        report.print_ranked(front)
+    for line in report.legend(result.plans, tight, front):
         click.echo(paragraph(line))
     click.echo("")
     other = report.first_with_other_degrees(result.plans)

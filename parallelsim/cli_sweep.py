@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from parallelsim.cli_inputs import fit_task, shown_path, with_defaults
-from parallelsim.cli_options import SearchOptions, SpecOptions, search_options, spec_options
+from parallelsim.cli_options import (
+    SearchOptions,
+    SpecOptions,
+    only_grid,
+    search_options,
+    spec_options,
+)
 from parallelsim.cli_values import axis, sequence_length, whole_number
 from parallelsim.errors import NoFeasiblePlanError, OutputError, SpecError
 from parallelsim.planfile import MAX_BATCH, MAX_GPUS
@@ -94,6 +100,7 @@ def sweep(
     """
     from parallelsim import sweep as sweeps
 
+    only_grid(search, "sweep")
     table, pictures = _outputs(spec, outputs, force)
     spec = with_defaults(spec)
     task = fit_task(spec, search)

@@ -17,6 +17,7 @@ from parallelsim.search.searcher import Meter
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable
+from parallelsim.memory import peak_memory
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import replayed
@@ -30,7 +31,7 @@ class Scores:
     """What the objective says of a batch of plans; arrays of shape [P]."""
 
     step_time_s: FloatArray
-    """By the closed forms; infinite where a rule is broken or the plan is out of memory."""
+    """By the closed forms; infinite where a rule is broken."""
     memory_use_frac: FloatArray
     """Of the fullest stage; infinite where a rule is broken."""
     num_broken: IntArray
@@ -48,7 +49,7 @@ class Objective:
         self.reasons: Counter[str] = Counter()
         self.num_safe = self.num_tight = 0
         none = PlanBatch.from_plans([])
-        self._safe = _Kept(none, np.empty(0), np.empty(0))
+        self._safe = Kept(none, np.empty(0), np.empty(0))
         self._tight, self._nearest = self._safe, self._safe
 
     def __call__(self, plans: PlanBatch) -> FloatArray:
@@ -75,8 +76,8 @@ class Objective:
         self._nearest = self._nearest.with_best(1, obeying, peak, peak)
         fits = use[valid] <= max(self.memory_limit, TIGHT_LIMIT)
         self.reasons[OUT_OF_MEMORY] += int((~fits).sum())
-        valid, obeying, peak = valid[fits], obeying.take(fits), peak[fits]
         time_s[valid], least = by_block(self.table, obeying, step_time, least_step_time)
+        valid, obeying, peak, least = valid[fits], obeying.take(fits), peak[fits], least[fits]
         safe = use[valid] <= self.memory_limit
         self.num_safe += int(safe.sum())
         self.num_tight += int((~safe).sum())
@@ -84,11 +85,22 @@ class Objective:
         self._tight = self._tight.with_all(obeying.take(~safe), least[~safe], peak[~safe])
         return Scores(time_s, use, num_broken)
 
-    def result(self, searcher: str, stopped: str = "") -> SearchResult:
+    def safe_in_order(self) -> Kept:
+        """Safe plans seen, by bound, memory and fields."""
+        return self._safe.in_order()
+
+    def adopt(self, plans: PlanBatch) -> None:
+        """Let safe plans that another process asked for into the ranking."""
+        peak, least = by_block(self.table, plans, peak_memory, least_step_time)
+        self._safe = self._safe.with_all(plans, least, peak)
+
+    def result(
+        self, searcher: str, stopped: str = "", *, exhaustive: bool = False
+    ) -> SearchResult:
         """What the search found, ranked by the replay."""
         space, request = self.space, self.meter.request
         replays = Replays(space, self.table, self.memory_limit)
-        safe, tight = self._safe.in_order(), self._tight.in_order()
+        safe, tight = self.safe_in_order(), self._tight.in_order()
         found = replays.rank(safe.plans, safe.least_s, request.top_k).plans
         best = float(found.step_time_s[0]) if len(found) else np.inf
         inputs = (space.model, space.cluster, space.framework)
@@ -103,6 +115,7 @@ class Objective:
             reasons={name: n for name, n in self.reasons.most_common() if n},
             proven=False,
             stopped=stopped,
+            exhaustive=exhaustive,
             elapsed_s=self.meter.elapsed_s,
             searcher=searcher,
             num_replayed=replays.num_replayed,
@@ -119,15 +132,16 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class Kept:
     """Plans with the bounds of their step times and their peak bytes."""
 
     plans: PlanBatch
     least_s: FloatArray
     peak_bytes: FloatArray
 
-    def with_all(self, plans: PlanBatch, least_s: FloatArray, peak: FloatArray) -> _Kept:
-        return _Kept(
+    def with_all(self, plans: PlanBatch, least_s: FloatArray, peak: FloatArray) -> Kept:
+        """These and more."""
+        return Kept(
             PlanBatch.concatenate([self.plans, plans]),
             np.concatenate([self.least_s, least_s]),
             np.concatenate([self.peak_bytes, peak]),
@@ -135,10 +149,11 @@ class _Kept:
 
     def with_best(
         self, keep: int, plans: PlanBatch, least_s: FloatArray, peak: FloatArray
-    ) -> _Kept:
+    ) -> Kept:
+        """The first ``keep`` of these and more."""
         return self.with_all(plans, least_s, peak).in_order(keep)
 
-    def in_order(self, keep: int | None = None) -> _Kept:
+    def in_order(self, keep: int | None = None) -> Kept:
         """The first of them by bound, memory and fields."""
         first = order(self.least_s, self.peak_bytes, self.plans)[:keep]
-        return _Kept(self.plans.take(first), self.least_s[first], self.peak_bytes[first])
+        return Kept(self.plans.take(first), self.least_s[first], self.peak_bytes[first])

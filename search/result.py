@@ -53,6 +53,9 @@ class SearchResult:
     """Of each plan with layout ``free``, in order of ``plans``, the share of the step that its cut
     saves at least over the best other layout of the same degrees and switches; None for the
     other plans, and where no other layout was replayed."""
+    front: Simulation | None = None
+    """Safe plans that no other one beats in step time and in memory, fastest first, where asked
+    for."""
 
     @property
     def partial(self) -> bool:

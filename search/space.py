@@ -216,7 +216,7 @@ class SearchSpace:
         rows = np.tile(shared.T, len(staged))
         return self.joined(pp, rows, np.repeat(staged.T, len(shared), axis=1))
 
-    def joined(self, pp: int, shared: IntArray, staged: IntArray) -> PlanBatch:
+    def joined(self, pp: int | IntArray, shared: IntArray, staged: IntArray) -> PlanBatch:
         """Plans from rows of the two tables, side by side: arrays of shape [fields, P]."""
         columns = self._common(pp) | dict(zip(self._shared, shared, strict=True))
         columns |= dict(zip(STAGED, staged, strict=True))
@@ -225,7 +225,7 @@ class SearchSpace:
             columns["recompute_modules"] = np.where(again, self._modules, 0)
         return PlanBatch.from_columns(shared.shape[1], columns)
 
-    def _common(self, pp: int) -> dict[str, object]:
+    def _common(self, pp: int | IntArray) -> dict[str, object]:
         precision = code("precision", self.precision)
         return {"pp": pp, "global_batch_size": self.global_batch_size, "precision": precision}
 

@@ -26,7 +26,7 @@ PLAN_KEYS = [
     "precision", "memory_limit", "searcher", "num_candidates", "num_evaluated",
     "num_feasible", "num_tight", "num_replayed", "num_cut", "num_uncut", "reasons", "proven",
     "partial", "stopped", "elapsed_s", "plans", "expected_regret_frac", "faster_but_tight",
-    "nearest_miss",
+    "nearest_miss", "pareto_front",
 ]  # fmt: skip
 SIMULATION_KEYS = {
     "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "feasible", "reasons",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from parallelsim.search.bayesian import BayesianSearcher
 from parallelsim.search.grid import GridSearcher
 from parallelsim.search.objective import Objective
 from parallelsim.search.random import RandomSearcher, plans_at
@@ -18,8 +19,20 @@ from parallelsim.plan import PLAN_FIELDS
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.simulate import simulate
 
-SEARCHERS: tuple[Callable[[], Searcher], ...] = (GridSearcher, RandomSearcher)
-each_searcher = pytest.mark.parametrize("make", SEARCHERS, ids=lambda make: make.name)
+
+def gp() -> BayesianSearcher:
+    pytest.importorskip("torch", reason="the gp sampler needs torch")
+    pytest.importorskip("scipy", reason="the gp sampler needs scipy")
+    return BayesianSearcher("gp")
+
+
+SEARCHERS: dict[str, Callable[[], Searcher]] = {
+    "grid": GridSearcher,
+    "random": RandomSearcher,
+    "tpe": BayesianSearcher,
+    "gp": gp,
+}
+each_searcher = pytest.mark.parametrize("make", SEARCHERS.values(), ids=SEARCHERS)
 MEGATRON = load_framework("megatron-core")
 
 
@@ -28,8 +41,10 @@ def space_of(name: str, num_gpus: int, batch: int, **choices: object) -> SearchS
     return SearchSpace(load_model(name), cluster, MEGATRON, batch, **choices)  # type: ignore[arg-type]
 
 
-SMALL = space_of("llama3-8b", 8, 32, fixed={"layout": "even", "recompute": "none"})
-"""Some hundred plans."""
+SMALL = space_of(
+    "llama3-8b", 8, 32, fixed={"layout": "even", "recompute": "none", "micro_batch_size": 1}
+)
+"""About a hundred plans."""
 LARGE = space_of("llama3-8b", 16, 64)
 NOTHING_FITS = space_of("llama3.1-405b", 8, 32, fixed={"pp": 1, "cp": 1})
 
@@ -49,7 +64,7 @@ def test_the_best_of_a_small_space_is_found(make: Callable[[], Searcher]) -> Non
 
 @each_searcher
 def test_the_seed_alone_decides(make: Callable[[], Searcher]) -> None:
-    first, again = (make().search(LARGE, Request(budget=300, seed=7)) for _ in range(2))
+    first, again = (make().search(LARGE, Request(budget=120, seed=7)) for _ in range(2))
     assert plans_of(first) == plans_of(again)
     assert first.num_evaluated == again.num_evaluated
     assert first.reasons == again.reasons
@@ -66,7 +81,7 @@ def test_no_more_plans_are_asked_for_than_the_budget(make: Callable[[], Searcher
 @each_searcher
 def test_what_is_found_is_safe_allowed_replayed_and_in_order(make: Callable[[], Searcher]) -> None:
     space = space_of("llama3-8b", 16, 64, limits={"tp": (1, 2)})
-    result = make().search(space, Request(budget=2000))
+    result = make().search(space, Request(budget=300))
     found = result.plans
     again = simulate(space.model, space.cluster, space.framework, found.plans)
     assert len(found)
@@ -108,7 +123,7 @@ def test_the_time_out_ends_the_search_and_is_said(make: Callable[[], Searcher]) 
 
 @each_searcher
 def test_where_nothing_fits_the_answer_says_why(make: Callable[[], Searcher]) -> None:
-    result = make().search(NOTHING_FITS, Request(budget=500))
+    result = make().search(NOTHING_FITS, Request(budget=100))
     assert not len(result.plans)
     assert result.num_feasible == 0
     assert result.reasons["out of memory"] > 0

@@ -73,6 +73,7 @@ def plan_document(
         "expected_regret_frac": sure.regret_frac,
         "faster_but_tight": ranked_rows(result.faster_but_tight, len(result.plans) + 1),
         "nearest_miss": ranked_rows(result.nearest_miss),
+        "pareto_front": ranked_rows(result.front) if result.front else [],
     }
 
 

@@ -276,7 +276,11 @@ def first_with_other_degrees(simulation: Simulation) -> int:
 
 def counts(result: SearchResult) -> str:
     """How many plans were looked at and how, and what that proves."""
-    tried = f"{result.num_candidates:,} candidates screened, {result.num_feasible:,} safe"
+    number = f"{result.num_candidates:,} candidates"
+    if result.searcher == "grid":
+        tried = f"{number} screened, {result.num_feasible:,} safe"
+    else:
+        tried = f"{result.num_evaluated:,} of {number} evaluated, {result.num_feasible:,} safe"
     tried += f", {result.num_tight:,} tight"
     if result.partial:
         why = {"time-out": "stopped by the time-out", "budget": "the budget was spent"}

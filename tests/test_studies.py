@@ -1,0 +1,182 @@
+"""Studies that several processes share, that go on, and that refuse what they were not made for."""
+
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from parallelsim.search.bayesian import BayesianSearcher
+from parallelsim.search.searcher import Request
+from parallelsim.search.space import SearchSpace
+from parallelsim.search.study import shown
+
+from parallelsim.catalog import load_cluster, load_framework, load_model
+from parallelsim.errors import OutputError, PlanError
+from parallelsim.plan import Plan
+
+SPACE = SearchSpace(
+    load_model("gpt2-xl"), load_cluster("hgx-h100", num_gpus=8), load_framework("megatron-core"), 24
+)
+BUDGET = 16
+"""Of each process: databases take some 0.1 s a trial."""
+WORKER = """
+import sys
+from parallelsim.cli import main
+main(["plan", "--model", "gpt2-xl", "--gpus", "8", "--global-batch-size", "24", "--json",
+      "--searcher", "bayesian", "--budget", "16", "--study", "both", "--storage", *sys.argv[1:]])
+"""
+
+
+def work_together(storage: str) -> None:
+    """Two processes work on one study at once."""
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, storage, "--seed", str(seed)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for seed in (1, 2)
+    ]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=120)
+        assert worker.returncode == 0, errors.decode()
+
+
+def check_shared(opened: optuna.storages.BaseStorage) -> None:
+    """Every trial is done, and every plan once."""
+    trials = optuna.load_study(study_name="both", storage=opened).trials
+    assert [trial.number for trial in trials] == list(range(2 * BUDGET))
+    assert {trial.state.name for trial in trials} == {"COMPLETE"}
+    plans = {tuple(trial.user_attrs["plan"]) for trial in trials}
+    assert len(plans) == 2 * BUDGET
+
+
+def test_two_processes_share_a_journal_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "study.log")
+    work_together(path)
+    backend = optuna.storages.journal.JournalFileBackend(path)
+    check_shared(optuna.storages.JournalStorage(backend))
+
+
+@pytest.fixture
+def postgresql(tmp_path: Path) -> Iterator[str]:
+    """A server of its own; PostgreSQL does not run as root."""
+    pytest.importorskip("psycopg", reason="needs parallelsim[postgresql]")
+    programs = [shutil.which(name) for name in ("initdb", "postgres")]
+    if not all(programs):
+        pytest.skip("no initdb and postgres here (Debian: postgresql)")
+    runas = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    if runas and subprocess.run([*runas, "true"], check=False).returncode:
+        pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    home = subprocess.check_output([*runas, "mktemp", "-d"], text=True).strip()
+    subprocess.run(
+        [*runas, programs[0], "-D", f"{home}/data", "-A", "trust", "-U", "planner", "--no-sync"],
+        check=True,
+        cwd="/",
+        stdout=subprocess.DEVNULL,
+    )
+    options = ["-D", f"{home}/data", "-k", home, "-p", str(port), "-h", "127.0.0.1", "-F"]
+    server = subprocess.Popen([*runas, programs[1], *options], cwd="/", stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"postgresql://planner@127.0.0.1:{port}/postgres"
+    finally:
+        server.terminate()
+        server.wait(30)
+        subprocess.run([*runas, "rm", "-rf", home], check=False)
+
+
+def test_two_processes_share_a_postgresql_study(postgresql: str) -> None:
+    url = postgresql.replace("postgresql://", "postgresql+psycopg://")
+    work_together(postgresql)
+    opened = optuna.storages.RDBStorage(url)
+    try:
+        check_shared(opened)
+    finally:
+        opened.remove_session()
+        opened.engine.dispose()
+
+
+def test_a_study_goes_on_and_remembers_its_best(tmp_path: Path) -> None:
+    storage = str(tmp_path / "study.log")
+    first = BayesianSearcher(storage=storage).search(SPACE, Request(budget=80, seed=1))
+    again = BayesianSearcher(storage=storage).search(SPACE, Request(budget=20, seed=2))
+    assert again.num_evaluated == 20
+    assert again.plans.step_time_s[0] <= first.plans.step_time_s[0]
+
+
+def test_a_study_made_for_another_search_is_refused_unharmed(tmp_path: Path) -> None:
+    storage = str(tmp_path / "study.log")
+    BayesianSearcher(storage=storage, study="one").search(SPACE, Request(budget=10))
+    before = Path(storage).read_bytes()
+    other = replace(SPACE, global_batch_size=48)
+    with pytest.raises(PlanError, match="'one'.*batch 24 x 1024.*not .*batch 48.*--study"):
+        BayesianSearcher(storage=storage, study="one").search(other, Request(budget=10))
+    assert Path(storage).read_bytes()[: len(before)] == before
+
+
+@pytest.mark.parametrize(
+    "storage",
+    ["postgresql://planner:secret@127.0.0.1:1/x", "sqlite:////no/such/folder/x.db", "/no/x.log"],
+)
+def test_a_storage_that_is_down_is_one_line_without_the_password(storage: str) -> None:
+    with pytest.raises(OutputError) as caught:
+        BayesianSearcher(storage=storage).search(SPACE, Request(budget=10))
+    message = str(caught.value)
+    assert shown(storage) in message
+    assert "\n" not in message
+    assert "secret" not in message
+
+
+def test_a_locked_storage_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelsim.search.study.CONNECT_TIMEOUT_S", 0.2)
+    storage = f"sqlite:///{tmp_path}/study.db"
+    BayesianSearcher(storage=storage).search(SPACE, Request(budget=5))
+    holder = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
+    holder.execute("begin exclusive")
+    with pytest.raises(OutputError, match="locked"):
+        BayesianSearcher(storage=storage).search(SPACE, Request(budget=5))
+    holder.close()
+    BayesianSearcher(storage=storage).search(SPACE, Request(budget=5))
+
+
+def test_a_file_that_is_no_study_is_one_line(tmp_path: Path) -> None:
+    for name, storage in (("a.log", "{}"), ("a.db", "sqlite:///{}")):
+        path = tmp_path / name
+        path.write_text("precious\n" * 200)
+        with pytest.raises(OutputError, match=name):
+            BayesianSearcher(storage=storage.format(path)).search(SPACE, Request(budget=5))
+
+
+def test_a_warm_start_is_tried_first() -> None:
+    best = Plan(dp=8, zero=1, micro_batch_size=1, global_batch_size=24)
+    searcher = BayesianSearcher(warm_start=[best])
+    result = searcher.search(SPACE, Request(budget=1))
+    found = result.plans.plans.plan(0)
+    assert (found.dp, found.pp, found.micro_batch_size, found.zero) == (8, 1, 1, 1)
+
+
+def test_the_front_holds_no_plan_that_another_beats() -> None:
+    result = BayesianSearcher(pareto=True).search(SPACE, Request(budget=150))
+    front = result.front
+    assert front is not None
+    assert len(front) > 1
+    steps, peaks = front.step_time_s, front.peak_memory_bytes
+    assert (steps[1:] >= steps[:-1]).all()
+    assert (peaks[1:] < peaks[:-1]).all()
+    assert steps[0] == result.plans.step_time_s[0]
