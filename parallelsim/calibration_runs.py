@@ -143,14 +143,14 @@ def _run_of_log(
         raise SpecError(
             f"{software.name} cannot run this plan: {'; '.join(broken)}", file=plan_file
         )
-    _check_batch(log, plan, plan_file)
+    check_batch(log, plan, plan_file)
     return MeasuredRun(
         os.path.basename(log.file),
         model,
         sized,
         software,
         plan,
-        _step_time(log, model, plan),
+        step_time_of(log, model, plan),
         log.peak_memory_bytes,
     )
 
@@ -177,7 +177,7 @@ def _software_notes(log: RunLog, framework: str | None, plan_file: str | None) -
     return [f"{log.file}: a log of {log.software}, fitted as {framework} as --framework says"]
 
 
-def _check_batch(log: RunLog, plan: Plan, plan_file: str) -> None:
+def check_batch(log: RunLog, plan: Plan, plan_file: str) -> None:
     """The log and the plan have to agree on the global batch.
 
     Raises:
@@ -192,7 +192,7 @@ def _check_batch(log: RunLog, plan: Plan, plan_file: str) -> None:
         )
 
 
-def _step_time(log: RunLog, model: ModelSpec, plan: Plan) -> float | None:
+def step_time_of(log: RunLog, model: ModelSpec, plan: Plan) -> float | None:
     """Seconds of a step, from the throughput where only that is printed."""
     if log.step_time_s is not None or log.tokens_per_s_per_gpu is None:
         return log.step_time_s

@@ -23,6 +23,7 @@ from parallelsim.cli_plan import plan
 from parallelsim.cli_simulate import compare, export, simulate
 from parallelsim.cli_sweep import sweep
 from parallelsim.cli_timeline import timeline
+from parallelsim.cli_tune import tune
 from parallelsim.cli_validate import validate
 from parallelsim.errors import ParallelSimError
 
@@ -126,6 +127,7 @@ def main() -> None:
     """
 
 
-_TOOLS = (plan, simulate, explain, fit, sweep, compare, export, timeline, validate, calibrate)
-for _command in (*_TOOLS, models, clusters, frameworks):
+_TOOLS = (plan, simulate, explain, fit, sweep, tune)
+_FILES = (compare, export, timeline, validate, calibrate)
+for _command in (*_TOOLS, *_FILES, models, clusters, frameworks):
     main.add_command(_command)

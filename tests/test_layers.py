@@ -36,6 +36,7 @@ EDGES = (
     "stage_split",
     "input_files",
     "schedule_ratios",
+    "tuning.",
 )
 
 # Lowest first. A module may import from the layers below its own, and within its own layer where

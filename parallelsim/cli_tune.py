@@ -1,0 +1,335 @@
+"""``parallelsim tune``: plans, real runs, and what they teach."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from parallelsim.cli_inputs import Inputs, document_inputs, load_inputs, run_search, shown_path
+from parallelsim.cli_options import SearchOptions, SpecOptions, search_options, spec_options
+from parallelsim.cli_values import number_up_to, whole_number
+from parallelsim.errors import ExportError, SpecError
+
+if TYPE_CHECKING:
+    from parallelsim.simulate import Simulation
+    from parallelsim.tuning.report import State
+    from parallelsim.tuning.study import Run, Study
+
+LARGEST_RATIO = 4.0
+"""Measured over predicted, or the reverse, beyond which a step time is not of this plan."""
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+
+
+@click.group()
+def tune() -> None:
+    """Find the fastest plan with a few real runs, which correct the simulator.
+
+    init makes a study in a folder; next proposes a plan and writes its launch script; record takes
+    what happened; and so on, until another run is not worth it.
+    """
+
+
+@tune.command(epilog="Example: parallelsim tune init study --model llama3-8b --gpus 64")
+@click.argument("folder")
+@spec_options
+@search_options
+@click.option(
+    "--budget",
+    type=whole_number(1, 1000),
+    metavar="N",
+    default=6,
+    show_default=True,
+    help="Runs after which to stop.",
+)
+@click.option(
+    "--min-gain",
+    type=number_up_to(1.0),
+    metavar="X",
+    default=0.005,
+    show_default=True,
+    help="Stop where another run is expected to save less than this share of the step.",
+)
+def init(
+    folder: str, spec: SpecOptions, search: SearchOptions, budget: int, min_gain: float
+) -> int:
+    """Make a study: search, and keep every plan that might turn out the fastest.
+
+    FOLDER is a new folder.
+    """
+    from pathlib import Path
+
+    from parallelsim.cli_inputs import search_space
+    from parallelsim.cli_misfit import explain_misfit
+    from parallelsim.tuning.candidates import candidates
+    from parallelsim.tuning.study import CANDIDATES, ModelFacts, Study, check_new, create
+
+    if spec.num_gpus is None:
+        raise click.UsageError("Missing option '--gpus': the number of GPUs.")
+    check_new(folder)
+    inputs = load_inputs(spec, spec.num_gpus)
+    found = run_search(inputs, search, 10)
+    if not len(found.plans):
+        return explain_misfit(inputs, search, found, as_json=False)
+    plans = _launchable(inputs, candidates(search_space(inputs, search), found))
+    facts = ModelFacts.of(inputs.model)
+    create(Study(Path(folder), inputs.document(plans), facts, budget, min_gain))
+    for note in inputs.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(inputs.header(search.memory_limit) + "\n")
+    click.echo(
+        f"{len(plans)} of {found.num_candidates:,} plans might turn out the fastest: "
+        f"{shown_path(Path(folder) / CANDIDATES)}"
+    )
+    click.echo(f"next: parallelsim tune next {shown_path(folder)}", err=True)
+    return 0
+
+
+@tune.command("next", epilog="Example: parallelsim tune next study")
+@click.argument("folder")
+@click.option("--budget", type=whole_number(1, 1000), metavar="N", help="Raise the budget to N.")
+@_JSON
+def next_(folder: str, budget: int | None, as_json: bool) -> None:
+    """Propose the plan worth running, and write its launch script into the study's folder."""
+    from dataclasses import replace
+
+    from parallelsim.tuning.study import load, locked, save
+
+    with locked(folder):
+        study = load(folder)
+        if budget is not None:
+            study = replace(study, budget=max(budget, study.budget))
+        state, inputs = _state(study)
+        position, script = state.proposal, None
+        if position is not None:
+            script = _write_script(study, inputs, position)
+            study = replace(study, proposed=state.rank(position))
+        save(study)
+        state, _ = _state(study, (state.simulation, inputs))
+    if as_json:
+        _print_json(state, script)
+        return
+    from parallelsim.report.tables import paragraph
+    from parallelsim.tuning.report import proposal_words
+
+    if position is None:
+        _print(state)
+        return
+    click.echo(paragraph(proposal_words(state, position)))
+    click.echo(f"wrote {shown_path(str(script))}", err=True)
+    click.echo(
+        f"next: run it, then parallelsim tune record {shown_path(folder)} LOG (or --seconds X, "
+        "or --out-of-memory)",
+        err=True,
+    )
+
+
+@tune.command(epilog="Example: parallelsim tune record study train.log")
+@click.argument("folder")
+@click.argument("log", required=False)
+@click.option(
+    "--seconds", type=number_up_to(1e6, low=1e-6), metavar="X", help="Measured step time."
+)
+@click.option("--out-of-memory", is_flag=True, help="The run failed for lack of memory.")
+@click.option(
+    "--peak-gib",
+    type=number_up_to(1e5, low=1e-3),
+    metavar="X",
+    help="Highest reserved memory of a GPU, with --seconds.",
+)
+@click.option(
+    "--rank",
+    type=whole_number(1, 10_000),
+    metavar="N",
+    help="The candidate that ran.  [default: the one proposed]",
+)
+@click.option("--force", is_flag=True, help="Take a step time that is far from the prediction.")
+@_JSON
+def record(
+    folder: str,
+    log: str | None,
+    seconds: float | None,
+    out_of_memory: bool,
+    peak_gib: float | None,
+    rank: int | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Take the result of a run: a LOG of Megatron, nanotron or torchtitan, or its figures."""
+    from parallelsim.tuning.study import Run, load, locked, save
+    from parallelsim.units import GIB
+
+    given = [log is not None, seconds is not None, out_of_memory]
+    if sum(given) != 1:
+        raise click.UsageError("give one of LOG, --seconds and --out-of-memory")
+    if peak_gib is not None and seconds is None:
+        raise click.UsageError("--peak-gib goes with --seconds")
+    with locked(folder):
+        study = load(folder)
+        entry = study.document.with_rank(_rank(study, rank), f"{folder}/candidates.yaml")
+        state, inputs = _state(study)
+        if log is not None:
+            run = _run_of_log(study, inputs, entry.rank, log)
+        else:
+            peak = None if peak_gib is None else peak_gib * GIB
+            how = "--out-of-memory" if out_of_memory else "--seconds"
+            run = Run(entry.rank, seconds, peak, how)
+        if not force:
+            _check_scale(state, run)
+        study = study.with_run(run)
+        save(study)
+    state, _ = _state(study, (state.simulation, inputs))
+    if as_json:
+        _print_json(state)
+    else:
+        _print(state)
+
+
+@tune.command(epilog="Example: parallelsim tune status study")
+@click.argument("folder")
+@_JSON
+def status(folder: str, as_json: bool) -> None:
+    """Show the runs, the best plan so far, and what another run is worth."""
+    from parallelsim.tuning.study import load, locked
+
+    with locked(folder):
+        state, _ = _state(load(folder))
+    if as_json:
+        _print_json(state)
+    else:
+        _print(state)
+
+
+def _launchable(inputs: Inputs, plans: Simulation) -> Simulation:
+    """Without the plans that the software's launch script cannot express; the first stays."""
+    from parallelsim.exporters import EXPORTERS
+
+    export = EXPORTERS.get(inputs.framework.launches)
+    if export is None:
+        return plans
+    kept = []
+    for index, plan in enumerate(plans.plans):
+        try:
+            export(inputs.model, inputs.cluster, inputs.framework, plan)
+        except ExportError:
+            if index == 0:
+                raise
+        else:
+            kept.append(index)
+    return plans.take(kept)
+
+
+def _state(study: Study, known: tuple[Simulation, Inputs] | None = None) -> tuple[State, Inputs]:
+    """The study with what follows from it; predictions are those of an earlier call, or made."""
+    from parallelsim.replay import replayed
+    from parallelsim.simulate import simulate
+    from parallelsim.tuning.report import State
+    from parallelsim.tuning.study import CANDIDATES
+
+    if known is None:
+        inputs = document_inputs(study.document, str(study.folder / CANDIDATES))
+        study.check_model(inputs.model)
+        plans = [entry.plan for entry in study.document.plans]
+        known = replayed(simulate(inputs.model, inputs.cluster, inputs.framework, plans)), inputs
+    return State.of(study, known[0]), known[1]
+
+
+def _write_script(study: Study, inputs: Inputs, position: int) -> str:
+    """Write what launches a candidate; its path. Software without launch target gets the plan."""
+    from parallelsim.exporters import EXPORTERS
+    from parallelsim.planfile import write_text
+    from parallelsim.yaml_io import dump_yaml
+
+    plan = study.document.plans[position].plan
+    export = EXPORTERS.get(inputs.framework.launches)
+    name = f"run-{len(study.runs) + 1}"
+    if export is None:
+        path, text = study.folder / f"{name}.yaml", dump_yaml({"plan": plan.to_dict()})
+    else:
+        path = study.folder / f"{name}.sh"
+        text = export(inputs.model, inputs.cluster, inputs.framework, plan)
+    write_text(path, text, force=True, executable=export is not None)
+    return str(path)
+
+
+def _rank(study: Study, rank: int | None) -> int:
+    """The candidate that ran.
+
+    Raises:
+        SpecError: none was proposed and none is named.
+    """
+    if rank is not None:
+        return rank
+    if study.proposed is None:
+        raise SpecError(
+            f"{study.folder}: no plan waits for its run; 'parallelsim tune next {study.folder}' "
+            "proposes one, or name the candidate that ran with --rank"
+        )
+    return study.proposed
+
+
+def _run_of_log(study: Study, inputs: Inputs, rank: int, file: str) -> Run:
+    """The figures of a log.
+
+    Raises:
+        ParallelSimError: it cannot be read, has no usable line, or is of another run.
+    """
+    from parallelsim.calibration_runs import check_batch, step_time_of
+    from parallelsim.runlogs import contradicts, read_log
+    from parallelsim.tuning.study import CANDIDATES, Run
+
+    source = str(study.folder / CANDIDATES)
+    plan = study.document.with_rank(rank, source).plan
+    found = read_log(file)
+    if contradicts(found, inputs.framework.name):
+        raise SpecError(
+            f"a log of {found.software}, but the study is for {inputs.framework.name}", file=file
+        )
+    check_batch(found, plan, source)
+    for reason, count in found.skipped.items():
+        click.echo(f"note: {file}: {count} lines skipped: {reason}", err=True)
+    seconds = step_time_of(found, inputs.model, plan)
+    return Run(rank, seconds, found.peak_memory_bytes, f"{file}, median of {found.num_steps} steps")
+
+
+def _check_scale(state: State, run: Run) -> None:
+    """Refuse a step time that no efficiency explains.
+
+    Raises:
+        SpecError: with what to check.
+    """
+    if run.step_time_s is None:
+        return
+    ranks = [entry.rank for entry in state.study.document.plans]
+    predicted = float(state.simulation.step_time_s[ranks.index(run.rank)])
+    ratio = run.step_time_s / predicted
+    if not 1 / LARGEST_RATIO < ratio < LARGEST_RATIO:
+        raise SpecError(
+            f"{run.step_time_s:.4g} s is {ratio:.2g} times the prediction for plan {run.rank} "
+            f"({predicted:.4g} s); check the plan, the batch and the unit (seconds), or record it "
+            "with --force"
+        )
+
+
+def _print(state: State) -> None:
+    from parallelsim.report.tables import paragraph, print_table
+    from parallelsim.tuning.report import RUN_COLUMNS, run_rows, sentences
+
+    rows = run_rows(state)
+    if rows:
+        print_table(RUN_COLUMNS, rows)
+        click.echo("")
+    for words in sentences(state):
+        click.echo(paragraph(words))
+    folder = shown_path(state.study.folder)
+    if state.stop is None:
+        waits = state.study.proposed is not None
+        click.echo(f"next: parallelsim tune {'record' if waits else 'next'} {folder}", err=True)
+
+
+def _print_json(state: State, script: str | None = None) -> None:
+    from parallelsim.report.documents import json_text
+    from parallelsim.tuning.report import document
+
+    click.echo(json_text(document(state, script)))

@@ -1,0 +1,1 @@
+"""The loop with reality: propose a plan, record its run, correct the simulator, propose again."""
