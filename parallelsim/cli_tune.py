@@ -6,8 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from parallelsim.cli_inputs import Inputs, document_inputs, load_inputs, run_search, shown_path
-from parallelsim.cli_options import SearchOptions, SpecOptions, search_options, spec_options
+from parallelsim.cli_inputs import (
+    Inputs,
+    document_inputs,
+    load_inputs,
+    search_space,
+    shown_path,
+)
+from parallelsim.cli_options import (
+    SearchOptions,
+    SpecOptions,
+    only_grid,
+    search_options,
+    spec_options,
+)
 from parallelsim.cli_values import number_up_to, whole_number
 from parallelsim.errors import ExportError, SpecError
 
@@ -60,19 +72,21 @@ def init(
     """
     from pathlib import Path
 
-    from parallelsim.cli_inputs import search_space
     from parallelsim.cli_misfit import explain_misfit
+    from parallelsim.search.grid import grid_search
     from parallelsim.tuning.candidates import candidates
     from parallelsim.tuning.study import CANDIDATES, ModelFacts, Study, check_new, create
 
     if spec.num_gpus is None:
         raise click.UsageError("Missing option '--gpus': the number of GPUs.")
+    only_grid(search, "tune")
     check_new(folder)
     inputs = load_inputs(spec, spec.num_gpus)
-    found = run_search(inputs, search, 10)
+    space = search_space(inputs, search)
+    found = grid_search(space, memory_limit=search.memory_limit)
     if not len(found.plans):
         return explain_misfit(inputs, search, found, as_json=False)
-    plans = _launchable(inputs, candidates(search_space(inputs, search), found))
+    plans = _launchable(inputs, candidates(space, found))
     facts = ModelFacts.of(inputs.model)
     create(Study(Path(folder), inputs.document(plans), facts, budget, min_gain))
     for note in inputs.notes:
