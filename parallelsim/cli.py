@@ -19,6 +19,7 @@ from parallelsim.cli_calibrate import calibrate
 from parallelsim.cli_catalog import clusters, frameworks, models
 from parallelsim.cli_explain import explain
 from parallelsim.cli_fit import fit
+from parallelsim.cli_import import import_run
 from parallelsim.cli_plan import plan
 from parallelsim.cli_simulate import compare, export, simulate
 from parallelsim.cli_sweep import sweep
@@ -128,6 +129,6 @@ def main() -> None:
 
 
 _TOOLS = (plan, simulate, explain, fit, sweep, tune)
-_FILES = (compare, export, timeline, validate, calibrate)
+_FILES = (compare, export, import_run, timeline, validate, calibrate)
 for _command in (*_TOOLS, *_FILES, models, clusters, frameworks):
     main.add_command(_command)

@@ -221,7 +221,7 @@ def _write_table(table: str | None, rows: list[Row], inputs: dict[str, str]) -> 
 
 
 def _say_interrupted(table: str | None, done: int, number: int) -> None:
-    kept = "nothing is kept; give --output FILE.csv"
+    kept = "no point is done" if table else "nothing is kept; give --output FILE.csv"
     if table and done:
         kept = f"{done} of {number} points are in {shown_path(table)}: the same command goes on"
     click.echo(f"note: interrupted; {kept}", err=True)

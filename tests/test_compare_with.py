@@ -19,6 +19,7 @@ from parallelsim.cli import main
 from parallelsim.edits import LEAST_GAIN, Edit, greedy_edits
 from parallelsim.exporters.megatron import export_megatron
 from parallelsim.plan import Plan
+from parallelsim.planfile import read_document
 from parallelsim.replay import replayed
 from parallelsim.simulate import Simulation, simulate
 
@@ -130,6 +131,25 @@ def test_a_script_is_ranked_and_its_edits_are_flags(script: str, edits: list[Edi
     added = {flag for row in ours["edits"] for flag in row["flags_added"]}
     assert "--recompute-granularity full" in removed
     assert "--overlap-grad-reduce" in added
+
+
+def test_an_imported_script_is_a_plan_file(script: str, tmp_path: Path) -> None:
+    plans = tmp_path / "plan.yaml"
+    done = run("import", script, "--output", str(plans))
+    assert done.exit_code == 0, done.stderr
+    assert "plan: tp 4, pp 2, dp 2" in done.stdout
+    assert "no effect on a step: " in done.stderr
+    document = read_document(plans)
+    assert (document.model, document.num_gpus) == ("llama3-8b", 16)
+    assert document.plans[0].plan == RUN
+    assert run("import", script, "--output", str(plans)).exit_code == 1
+    assert "is an input" in run("import", script, "--output", script, "--force").stderr
+    bare = tmp_path / "mine.sh"
+    bare.write_text(Path(script).read_text().replace("--num-layers 32", "--num-layers 30"))
+    unnamed = run("import", str(bare), "--output", str(tmp_path / "other.yaml"))
+    assert unnamed.exit_code == 1
+    assert "the catalogue has no model like the script's" in unnamed.stderr
+    assert run("import", str(bare)).exit_code == 0
 
 
 def test_what_the_script_states_is_not_given_again(script: str) -> None:
