@@ -137,4 +137,4 @@ def _notes(run: ImportedRun) -> tuple[str, ...]:
 def _listed(flags: Sequence[str]) -> str:
     more = len(flags) - MAX_FLAGS_SHOWN
     words = ", ".join(flags[:MAX_FLAGS_SHOWN])
-    return f"{words} and {more} more (--json lists them)" if more > 0 else words
+    return f"{words} and {more} more (explain --json lists them)" if more > 0 else words
