@@ -76,7 +76,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("stages", "core", STAGES, True),
     ("step", "core", ("step",), False),
     ("simulate", "core", ("simulate",), False),
-    ("replay", "core", ("replay",), False),
+    ("replay", "core", ("replay", "replay_costs"), True),
     ("search", "top", ("search.",), True),
     ("edges", "top", EDGES, True),
     ("program", "top", ("cli*", "commands."), True),
