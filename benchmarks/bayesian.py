@@ -84,10 +84,14 @@ def rows_of(name: str, space: SearchSpace, samplers: list[str], seeds: int) -> l
             gaps.append(gap)
             print(f"{name}, {sampler}, seed {seed}: {gap:.2%} with {budget}", flush=True)
         some = np.cumsum(list(reached.values()))
+        median, worst = (
+            f"{gap:.2%}" if np.isfinite(gap) else "nothing safe"
+            for gap in (np.median(gaps), max(gaps))
+        )
         rows.append(
             f"| {name} | {proved.num_candidates:,} | {best:.3f} s | {sampler} "
             f"| {some[-1]} of {seeds} | {some[0]} | {some[1]} | {most:,} "
-            f"| {np.median(gaps):.2%} | {max(gaps):.2%} |"
+            f"| {median} | {worst} |"
         )
     return rows
 

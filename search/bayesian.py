@@ -39,7 +39,7 @@ BATCH = 40
 """Plans simulated at once."""
 STARTUP = 200
 """Random trials before the sampler is asked, or a fifth of the budget if that is less."""
-SAMPLED = {"tpe": 0.25, "gp": 0.05}
+SAMPLED = {"tpe": 0.25, "gp": 0.025}
 """Share of the later trials that the sampler proposes; a Gaussian process takes seconds for one."""
 ATTEMPTS = 8
 """To draw a neighbour that was not tried."""
@@ -138,7 +138,7 @@ class _Worker:
         """
         self.objective.meter.check_time()
         self._see_others()
-        self.running = [self._ask() for _ in range(size)]
+        self.running = self._ask(size)
         self.own |= {trial.number for trial in self.running}
         claimed = self._claimed(self.encoding.decode([t.params for t in self.running]))
         plans = self.encoding.plans(claimed)
@@ -169,15 +169,22 @@ class _Worker:
         """Safe plans that other processes tried."""
         return self.encoding.plans([plan for plan, is_safe in self.others.items() if is_safe])
 
-    def _ask(self) -> Trial:
-        """A trial from the queue, from the sampler, or near one of the best plans."""
-        num_seen = len(self.own) + len(self.finished)
-        if self.queued:
-            self.queued -= 1
-        elif num_seen >= self.startup and self.rng.random() >= self.sampled:
-            self.study.enqueue_trial(self._neighbour())
-        with np.errstate(under="ignore"):  # tails of densities
-            return self.study.ask(self.distributions)
+    def _ask(self, size: int) -> list[Trial]:
+        """Trials from the queue, random ones at first, then the sampler's and neighbours.
+
+        The sampler is asked first: a Gaussian process conditions on every trial that is running.
+        """
+        queued, self.queued = min(self.queued, size), max(self.queued - size, 0)
+        num_near = 0
+        if len(self.own) + len(self.finished) >= self.startup:
+            num_near = int((self.rng.random(size - queued) >= self.sampled).sum())
+        trials: list[Trial] = []
+        for position in range(size):
+            if position >= size - num_near:
+                self.study.enqueue_trial(self._neighbour())
+            with np.errstate(under="ignore"):  # tails of densities
+                trials.append(self.study.ask(self.distributions))
+        return trials
 
     def _neighbour(self) -> dict[str, float]:
         """A point near one of the best plans whose plan was not tried, if one is found soon."""

@@ -1,5 +1,6 @@
 """Studies that several processes share, that go on, and that refuse what they were not made for."""
 
+import json
 import os
 import shutil
 import socket
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import optuna
 import pytest
+from click.testing import CliRunner
 from parallelsim.search.bayesian import BayesianSearcher
 from parallelsim.search.searcher import Request
 from parallelsim.search.space import SearchSpace
 from parallelsim.search.study import shown
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
+from parallelsim.cli import main
 from parallelsim.errors import OutputError, PlanError
 from parallelsim.plan import Plan
 
@@ -114,9 +117,9 @@ def test_two_processes_share_a_postgresql_study(postgresql: str) -> None:
 
 def test_a_study_goes_on_and_remembers_its_best(tmp_path: Path) -> None:
     storage = str(tmp_path / "study.log")
-    first = BayesianSearcher(storage=storage).search(SPACE, Request(budget=80, seed=1))
-    again = BayesianSearcher(storage=storage).search(SPACE, Request(budget=20, seed=2))
-    assert again.num_evaluated == 20
+    first = BayesianSearcher(storage=storage).search(SPACE, Request(budget=40, seed=1))
+    again = BayesianSearcher(storage=storage).search(SPACE, Request(budget=10, seed=2))
+    assert again.num_evaluated == 10
     assert again.plans.step_time_s[0] <= first.plans.step_time_s[0]
 
 
@@ -180,3 +183,32 @@ def test_the_front_holds_no_plan_that_another_beats() -> None:
     assert (steps[1:] >= steps[:-1]).all()
     assert (peaks[1:] < peaks[:-1]).all()
     assert steps[0] == result.plans.step_time_s[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "words"),
+    [
+        (("--budget", "0"), 2, "--budget"),
+        (("--timeout", "0"), 2, "--timeout"),
+        (("--storage", "x.log"), 2, "--storage needs --searcher bayesian"),
+        (("--seed", "1"), 2, "--seed needs --searcher bayesian"),
+        (("--searcher", "bayesian", "--objective", "cost", "--tokens", "1T"), 2, "grid alone"),
+        (("--searcher", "bayesian", "--storage", "postgresql://x:y@127.0.0.1:1/z"), 1, "storage"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(
+    options: tuple[str, ...], exit_code: int, words: str
+) -> None:
+    result = CliRunner().invoke(main, ["plan", "--model", "gpt2-xl", "--gpus", "8", *options])
+    assert result.exit_code == exit_code
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_program_says_how_many_plans_it_evaluated() -> None:
+    asked = ["plan", "--model", "gpt2-xl", "--gpus", "8", "--searcher", "bayesian"]
+    result = CliRunner().invoke(main, [*asked, "--budget", "30", "--json"])
+    assert result.exit_code == 0
+    answer = json.loads(result.stdout)
+    assert (answer["searcher"], answer["num_evaluated"]) == ("bayesian", 30)
+    assert answer["proven"] is False
