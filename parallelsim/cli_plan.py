@@ -30,6 +30,7 @@ from parallelsim.cli_searcher import HowToSearch, check_how, how_options, run_se
 from parallelsim.cli_values import Part, whole_number
 
 if TYPE_CHECKING:
+    from parallelsim.robustness import Robustness
     from parallelsim.search.result import SearchResult
 
 EXIT_INTERRUPTED = 130
@@ -66,6 +67,12 @@ EXIT_INTERRUPTED = 130
 )
 @why_not_option
 @compare_with_option
+@click.option(
+    "--robustness",
+    "robust",
+    is_flag=True,
+    help="Search again with network, GEMMs, memory and experts otherwise, and one step away.",
+)
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option(
     "--all-variants",
@@ -83,6 +90,7 @@ def plan(
     export: str | None,
     parts: tuple[Part, ...],
     compare_with: str | None,
+    robust: bool,
     force: bool,
     all_variants: bool,
 ) -> int:
@@ -99,6 +107,8 @@ def plan(
             "Missing option '--gpus': the number of GPUs ('parallelsim fit' finds the smallest)."
         )
     check_how(search, how)
+    if robust:
+        only_grid(search, "--robustness")
     if aim.chooses_size:
         only_grid(search, f"--objective {aim.objective}")
     target, script = _export_target(export)
@@ -132,14 +142,19 @@ def plan(
         result = least_memory_first(inputs, search, top, result)
     text = _script(inputs, target, result) if target else None
     _write_files(inputs, result, output, script, text, force)
+    fared = _robustness(inputs, search, result) if robust else None
     if as_json:
-        _print_json(inputs, search, result, more)
+        _print_json(inputs, search, result, more, fared)
     elif target and script is None:
         click.echo(text, nl=False)
     else:
         more.print_before()
         _print_plans(inputs, search, result, more, all_variants)
         more.print_after(result.plans)
+        if fared:
+            from parallelsim.report.robustness import print_robustness
+
+            print_robustness(fared)
         _print_next_steps(inputs, output)
     return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
 
@@ -168,11 +183,29 @@ def _script(inputs: Inputs, target: str, result: SearchResult) -> str:
     )
 
 
-def _print_json(inputs: Inputs, search: SearchOptions, result: SearchResult, more: Beside) -> None:
+def _robustness(inputs: Inputs, search: SearchOptions, result: SearchResult) -> Robustness:
+    from parallelsim.cli_inputs import search_space
+    from parallelsim.robustness import robustness
+
+    return robustness(search_space(inputs, search), result.plans)
+
+
+def _print_json(
+    inputs: Inputs,
+    search: SearchOptions,
+    result: SearchResult,
+    more: Beside,
+    fared: Robustness | None = None,
+) -> None:
     from parallelsim.report.documents import json_text, plan_document
 
     document = plan_document(inputs.head(), search.memory_limit, result)
-    click.echo(json_text(document | more.document(result.plans)))
+    document |= more.document(result.plans)
+    if fared:
+        from parallelsim.report.robustness import robustness_document
+
+        document["robustness"] = robustness_document(fared)
+    click.echo(json_text(document))
 
 
 def _print_plans(

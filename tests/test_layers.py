@@ -28,6 +28,7 @@ EDGES = (
     "validation",
     "ranked_groups",
     "residuals",
+    "robustness",
     "scored_row",
     "scores",
     "measurements",
