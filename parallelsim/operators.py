@@ -28,10 +28,6 @@ _SCALED = {"mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
 NARROW_BYTES = np.array([_SCALED.get(name, 1.0) for name in PRECISIONS])
 """By precision code: of an element in 8 bits or fewer, with a byte of scale for each 32 (mxfp8) or
 16 (nvfp4) of them (Transformer Engine documentation, low-precision recipes)."""
-CURRENT_SCALING = np.array(
-    [name in ("fp8-current", "fp8-blockwise") for name in PRECISIONS], np.float64
-)
-"""By precision code: the scale is found from the tensor itself, one more pass."""
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 RECOMPUTES_MODULE = {

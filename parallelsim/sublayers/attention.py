@@ -7,7 +7,6 @@ import numpy as np
 from parallelsim.layers import Attention
 from parallelsim.operators import AttentionCore, FloatArray, Gemm
 from parallelsim.sublayers.work import (
-    Cast,
     Place,
     Work,
     cast_bytes,
@@ -40,7 +39,7 @@ def attention_work(attention: Attention, place: Place) -> Work:
         gemms += (Gemm(memory_tokens, 2 * kv, other),)
     rope = 4.0 * (tokens * query + memory_tokens * kv) * (place.model.position_embedding == "rope")
     ring = ring_merges(place, query)
-    cast_f, cast_b = cast_bytes(place, Cast(query, query + 2 * kv))
+    cast_f, cast_b = cast_bytes(place, query + 2 * kv)
     core = attention_core(attention, place, query, kv)
     saved = tokens * 4.0 * query + memory_tokens * 4.0 * kv
     saved = saved + tokens * core_saved_bytes(attention.num_heads, place)

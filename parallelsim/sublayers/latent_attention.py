@@ -8,7 +8,6 @@ from parallelsim.layers import LatentAttention
 from parallelsim.operators import AttentionCore, FloatArray, Gemm
 from parallelsim.sublayers.attention import core_saved_bytes, ring_merges
 from parallelsim.sublayers.work import (
-    Cast,
     Place,
     Repeat,
     Work,
@@ -51,7 +50,7 @@ def latent_attention_work(attention: LatentAttention, place: Place) -> Work:
     copies = 4.0 * tokens * (2 * query + value)
     norms = 8.0 * tokens * (rank + q_rank) / shard
     ring = ring_merges(place, value)
-    cast_f, cast_b = cast_bytes(place, Cast(value, query + up))
+    cast_f, cast_b = cast_bytes(place, query + up)
     latents = 2.0 * (2 * q_rank + 2 * rank + rope) / shard
     per_head = 2 * attention.qk_head_dim + 2 * attention.v_head_dim + attention.qk_nope_head_dim
     saved = tokens * (latents + 2.0 * heads * per_head)

@@ -7,7 +7,6 @@ import numpy as np
 from parallelsim.layers import MLP
 from parallelsim.operators import FloatArray, Gemm
 from parallelsim.sublayers.work import (
-    Cast,
     Place,
     Repeat,
     Work,
@@ -43,7 +42,7 @@ def mlp_work(mlp: MLP, place: Place) -> Work:
     up = ffn * (2 if mlp.gated else 1)
     hidden = np.full_like(tokens, h)
     forward, backward = activation_bytes(mlp.gated, mlp.activation)
-    cast_f, cast_b = cast_bytes(place, Cast(ffn, up))
+    cast_f, cast_b = cast_bytes(place, up)
     kept: FloatArray | float = memory.mlp_bytes_gated if mlp.gated else memory.mlp_bytes_plain
     if mlp.gated and memory.mlp_bytes_gated_compiled:
         kept = np.where(place.keys.compile > 0, memory.mlp_bytes_gated_compiled, kept)

@@ -9,7 +9,6 @@ import numpy as np
 from parallelsim.layers import SelectiveScan, StateSpace
 from parallelsim.operators import Gemm
 from parallelsim.sublayers.work import (
-    Cast,
     Place,
     Work,
     cast_bytes,
@@ -51,7 +50,7 @@ def state_space_work(mixer: StateSpace, place: Place) -> Work:
     forward, backward = (2.0 * passes * tokens * conv for passes in SCAN_PASSES)
     norm = 8.0 * tokens * inner
     convolution = 4.0 * tokens * conv
-    cast_f, cast_b = cast_bytes(place, Cast(inner, into))
+    cast_f, cast_b = cast_bytes(place, into)
     saved = 2.0 * tokens * (3 * inner + 2 * conv) + gathered_input_bytes(place)
     saved = saved - spared_bytes(place, tokens * (h / place.keys.sequence_shards + inner))
     kernel = conv * (mixer.conv_kernel + mixer.conv_bias)

@@ -15,7 +15,6 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Layer
 from parallelsim.model import ModelSpec
 from parallelsim.operators import (
-    CURRENT_SCALING,
     IS_FP8,
     NARROW_BYTES,
     AttentionCore,
@@ -197,32 +196,23 @@ def with_own(stream: Work, place: Place, saved_bytes: FloatArray, **own: object)
     return replace(stream, saved_bytes=kept, **{**own, **added})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cast:
-    """Elements that a region's casts to fp8 see, for each token of the rank."""
-
-    forward: FloatArray
-    """Of the input of the second GEMM."""
-    backward: FloatArray
-    """Of the gradient of the first GEMM's output."""
-
-
-def cast_bytes(place: Place, cast: Cast) -> tuple[FloatArray, FloatArray]:
+def cast_bytes(place: Place, columns: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Bytes that casts to fp8 move in one tensor-parallel region, forward and backward, before the
     factor of ``compute`` (docs/equations.md T4).
 
-    forward  4 x_f [attention alone] + 2 h [tp > 1, gathers in 16 bit] + [current] 2 (h/sp + x_f)
-    backward 4 x_b + 4 h/sp + the same gather + [current] 2 (h/sp + x_b)
+    forward  2 h [tp > 1, gathers in 16 bit]
+    backward 4 x + 4 h/sp + the same gather
+
+    with x ``columns`` of the first GEMM's output, whose gradient is cast. Current scaling takes a
+    tensor's maximum in the kernel that writes it (Transformer Engine pull requests 2004 and 2013,
+    2025); before, one more pass read it.
     """
     keys, h = place.keys, place.model.hidden_size
     hidden = h / keys.sequence_shards
     in_16_bit = place.accelerator.architecture == "hopper"
     gather = 2.0 * h * ((keys.tp > 1) & in_16_bit)
-    current = CURRENT_SCALING[keys.precision]
-    forward = gather + current * 2.0 * (hidden + cast.forward)
-    backward = 4.0 * cast.backward + 4.0 * hidden + gather
-    backward = backward + current * 2.0 * (hidden + cast.backward)
-    return place.tokens * forward, place.tokens * backward
+    backward = 4.0 * columns + 4.0 * hidden + gather
+    return place.tokens * gather, place.tokens * backward
 
 
 def spared_bytes(place: Place, elements: FloatArray) -> FloatArray:
