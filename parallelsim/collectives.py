@@ -19,10 +19,10 @@ from parallelsim.operators import FloatArray, IntArray, distinct_copies
 
 BoolArray = NDArray[np.bool_]
 
-ALL_TO_ALL_SHARE = 0.68
-PER_NODE_SHARE = 0.97
-"""Of the NIC rate that rings reach: 0.58 of NCCL's all-to-all, 0.83 of kernels that send a token to
-each node once, over 0.85 of rings on NDR (docs/equations.md T16)."""
+ALL_TO_ALL_SHARE = 0.763
+PER_NODE_SHARE = 0.954
+"""Of the NIC rate that rings reach: NCCL's all-to-all, and kernels that send a token to each node
+once (docs/equations.md T16)."""
 ALL_TO_ALL_BASE_S, ALL_TO_ALL_HOP_S = 16e-6, 3.6e-6
 """Latency of an all-to-all between nodes, and added for each node (T16)."""
 TREE_STEPS_PER_LEVEL = 3.0

@@ -15,9 +15,9 @@ from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, IntArray, O
 from parallelsim.plan import code
 from parallelsim.sublayers.work import Collective, Exchange
 
-RING_HOP_S = 20e-6
+RING_HOP_S = 15.1e-6
 """Launch and synchronisation of one step of the context-parallel ring (docs/equations.md T10)."""
-TP_NIC_SHARE = 0.70
+TP_NIC_SHARE = 0.821
 """Of a node's NICs that tensor-parallel collectives keep busy: they are small (T11)."""
 BACKWARD_SHARE = 0.66
 FORWARD_SHARE = 0.33

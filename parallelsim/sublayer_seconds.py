@@ -38,7 +38,7 @@ GRADIENT_ACCUMULATION_BYTES = (10.0, 6.0)
 """Moved for each parameter and micro-batch where weight gradients are added outside the GEMM, with
 fp32 and with 16-bit gradients (T5)."""
 
-GRADIENT_ACCUMULATION_SHARE = 0.9
+GRADIENT_ACCUMULATION_SHARE = 1.0
 """Of those bytes that the clock shows (T5)."""
 
 FP32_GRADIENTS = code("grad_dtype", "fp32")

@@ -122,9 +122,9 @@ def test_bandwidths_are_per_gpu_one_way(
 
 
 def test_networks_differ_by_fabric() -> None:
-    assert load_cluster("hgx-h100").tiers[1].efficiency == 0.85
+    assert 0.7 < load_cluster("hgx-h100").tiers[1].efficiency < 0.9
     assert load_cluster("hgx-h100").tiers[1].latency_s == pytest.approx(10e-6)
-    assert load_cluster("dgx-a100-80gb").tiers[1].efficiency == 0.62
+    assert 0.55 < load_cluster("dgx-a100-80gb").tiers[1].efficiency < 0.8
     assert load_cluster("aws-p5").tiers[1].latency_s == pytest.approx(124e-6)
 
 

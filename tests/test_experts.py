@@ -304,7 +304,7 @@ def test_one_spread_of_loads_explains_four_sequence_lengths(
             replace(
                 block,
                 layers=tuple(
-                    replace(layer, experts=replace(layer.experts, load_cv=1.85))
+                    replace(layer, experts=replace(layer.experts, load_cv=1.95))
                     for layer in block.layers
                     if layer.experts
                 ),

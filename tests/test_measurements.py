@@ -12,7 +12,12 @@ from parallelsim.catalog import load_framework
 from parallelsim.errors import OutputError, SpecError
 from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.measured_cases import CaseBuilder
-from parallelsim.measured_text import framework_variant, stated_offload_pct, stated_switches
+from parallelsim.measured_text import (
+    FLASH_ATTENTION_1_EFFICIENCY,
+    framework_variant,
+    stated_offload_pct,
+    stated_switches,
+)
 from parallelsim.measurements import BadRow, Facts, RowError, Run, read_tables
 from parallelsim.model import ModelSpec
 from parallelsim.stage_split import balanced, by_cost, stage_split
@@ -263,7 +268,10 @@ def test_kernels_of_the_row_replace_those_of_the_framework(tmp_path: Path) -> No
         tmp_path, framework="deepspeed", flash_attention="fa1", gpu="a100-80gb-sxm"
     ).framework
     assert fa1.compute.flash_attention
-    assert fa1.compute.attention_efficiency["ampere"] == pytest.approx(0.66 * 0.75)
+    assert fa1.compute.attention_efficiency["ampere"] == pytest.approx(
+        FLASH_ATTENTION_1_EFFICIENCY
+        * load_framework("deepspeed").compute.attention_efficiency["ampere"]
+    )
     norm = case(
         tmp_path, framework="deepspeed", notes="kernel=flash_attention2 + RMS kernel"
     ).framework

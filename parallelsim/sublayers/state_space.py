@@ -84,7 +84,7 @@ def selective_scan_work(mixer: SelectiveScan, place: Place) -> Work:
 
     forward, backward = (2.0 * passes * tokens * inner for passes in SELECTIVE_PASSES)
     convolution = 4.0 * tokens * inner
-    cast_f, cast_b = cast_bytes(place, Cast(np.full_like(tokens, inner), 2.0 * inner + 0 * tokens))
+    cast_f, cast_b = cast_bytes(place, 2.0 * inner + 0 * tokens)
     saved = 2.0 * tokens * (5 * inner + columns) + gathered_input_bytes(place)
     saved = saved - spared_bytes(place, tokens * (h / place.keys.sequence_shards + inner))
     return with_own(
