@@ -36,7 +36,7 @@ CAUSE_SD = np.array([COMPUTE_SD] * 4 + [COMMUNICATION_SD] * 5)
 are as likely with these as with half or twice of them."""
 SMOOTH_SD, OWN_SD = 0.08, 0.04
 """Of f and of e. With these, the plan predicted fastest of a measured group, sources weighing
-equally, is the fastest in 44 % of them, and P(best) says 44 %; larger ones are a little likelier,
+equally, is the fastest in 41 % of them, and P(best) says 44 %; larger ones are a little likelier,
 smaller ones too sure (``parallelsim validate`` prints the counts)."""
 SMOOTH_LENGTH = 0.5
 """Doublings of a degree over which f changes."""
