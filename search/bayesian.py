@@ -138,8 +138,7 @@ class _Worker:
         """
         self.objective.meter.check_time()
         self._see_others()
-        self.running = self._ask(size)
-        self.own |= {trial.number for trial in self.running}
+        self._ask(size)
         claimed = self._claimed(self.encoding.decode([t.params for t in self.running]))
         plans = self.encoding.plans(claimed)
         scores = self.objective.scores(plans)
@@ -169,8 +168,8 @@ class _Worker:
         """Safe plans that other processes tried."""
         return self.encoding.plans([plan for plan, is_safe in self.others.items() if is_safe])
 
-    def _ask(self, size: int) -> list[Trial]:
-        """Trials from the queue, random ones at first, then the sampler's and neighbours.
+    def _ask(self, size: int) -> None:
+        """Begin trials: from the queue, random ones at first, then the sampler's and neighbours.
 
         The sampler is asked first: a Gaussian process conditions on every trial that is running.
         """
@@ -178,13 +177,12 @@ class _Worker:
         num_near = 0
         if len(self.own) + len(self.finished) >= self.startup:
             num_near = int((self.rng.random(size - queued) >= self.sampled).sum())
-        trials: list[Trial] = []
         for position in range(size):
             if position >= size - num_near:
                 self.study.enqueue_trial(self._neighbour())
             with np.errstate(under="ignore"):  # tails of densities
-                trials.append(self.study.ask(self.distributions))
-        return trials
+                self.running.append(self.study.ask(self.distributions))
+            self.own.add(self.running[-1].number)
 
     def _neighbour(self) -> dict[str, float]:
         """A point near one of the best plans whose plan was not tried, if one is found soon."""
