@@ -58,7 +58,7 @@ class CostTable:
         self.edge = with_custom_edges(edge_costs(*inputs), *inputs)
         self.layer_total_s = self.layer.total_s
         self.first = leading_costs(self.layer, *inputs) if model.leading_kinds else None
-        """What the leading layers cost beyond as many others; on the first stage."""
+        """What the leading layers cost beyond as many others."""
         self.last = prediction_costs(*inputs) if model.num_mtp_layers else None
         """The layers of the multi-token-prediction modules; on the last stage."""
         self.first_total_s, self.last_total_s = (

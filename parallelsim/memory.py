@@ -30,7 +30,14 @@ from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import in_flight_micro_batches
 from parallelsim.plan import PLAN_FIELDS, code
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.stages import Columns, StageLayers, free_stages, leading_shares, plan_columns
+from parallelsim.stages import (
+    Columns,
+    StageLayers,
+    free_stages,
+    leading_on_rank,
+    plan_columns,
+    ranks_at_leading_end,
+)
 
 CHIMERA = code("schedule", "chimera")
 
@@ -89,8 +96,7 @@ def stage_memory(
     kept = (stage.layers - stage.recomputed) * saved.saved_bytes
     kept = kept + stage.recomputed * saved.checkpoint_bytes + saved.embedding_bytes * stage.is_first
     if table.first is not None or table.last is not None:
-        leading = stage.is_first if stage.leading is None else stage.leading
-        at_ends = saved.first_bytes * leading + saved.last_bytes * stage.is_last
+        at_ends = saved.first_bytes * stage.leading + saved.last_bytes * stage.is_last
         kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
     if plans.activation_offload_pct.any():
         kept = on_the_gpu(kept, in_flight, stage, saved, plans)
@@ -221,19 +227,32 @@ def each_stage(table: CostTable, plan: PlanBatch) -> tuple[FloatArray, MemoryBre
     edges, experts = at_ends(held.first_parameters, held.last_parameters), np.zeros(pp)
     if held.experts is not None:
         experts = at_ends(held.experts.first_parameters, held.experts.last_parameters)
-    embedding, leading = at_ends(ends.embedding_first, ends.embedding_last), None
+    embedding = at_ends(ends.embedding_first, ends.embedding_last)
     for _, stages in free_stages(plan):
         layers, recomputed = stages.layers, stages.recomputed
-        if table.first is not None:
-            shares = leading_shares(table.model.num_leading_layers, stages.chunks)
-            leading = shares.reshape(-1, pp).sum(0)
-            moved = leading - is_first  # what the first stage was counted with
-            edges = edges + moved * table.first.parameters[rows]
-            experts = experts + moved * table.first.expert_parameters[rows]
     head = np.ceil(at_ends(ends.head_first, ends.head_last))
-    stage = Stage(index, layers, recomputed, edges, experts, embedding, head, leading)
+    stage = Stage(index, layers, recomputed, edges, experts, embedding, head)
+    stage = _with_leading(stage, table, rows, batch, columns)
     memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
     return layers * ends.copies, memory
+
+
+def _with_leading(
+    stage: Stage, table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> Stage:
+    """The stage with its share of the model's leading layers; the parameters of the first and the
+    last stage have theirs already.
+    """
+    if table.first is None:
+        return stage
+    more = table.first
+    share = (stage.layers > 0) * leading_on_rank(table.model, plans, stage.position)
+    inside = share * ((stage.position > 0) & (stage.position < columns.pp - 1))
+    return stage._replace(
+        edge_parameters=stage.edge_parameters + inside * more.parameters[rows],
+        edge_expert_parameters=stage.edge_expert_parameters + inside * more.expert_parameters[rows],
+        leading=share / columns.ends.copies,
+    )
 
 
 def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
@@ -278,7 +297,8 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
 def _candidates(
     table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns, held: States
 ) -> list[tuple[FloatArray, MemoryBreakdown]]:
-    """First, last and second stage, as far as any plan of the batch has them.
+    """First, last and second stage, as far as any plan of the batch has them; where leading layers
+    reach beyond the first two, also the last stage with some and the first one without.
 
     Stages that a plan lacks have no layers and no edge, so they never are its fullest.
     """
@@ -301,8 +321,19 @@ def _candidates(
         in_the_middle = plans.schedule == CHIMERA
         if in_the_middle.any():
             second = np.where(in_the_middle, np.maximum(columns.pp // 2 - 1, 1), second)
-        stages.append(Stage(second, layers.middle, again.middle, 0.0, 0.0, 0.0, 0.0))
+        for rank in (second, *_leading_ends(table, plans)):
+            between = np.clip(rank, 1, np.maximum(columns.pp - 2, 1))
+            stages.append(Stage(between, layers.middle, again.middle, 0.0, 0.0, 0.0, 0.0))
+    stages = [_with_leading(stage, table, rows, plans, columns) for stage in stages]
     return [
         (stage.position, stage_memory(table, plans, columns, held, saved, stage))
         for stage in stages
     ]
+
+
+def _leading_ends(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, ...]:
+    """The ranks where leading layers end, if any plan has some beyond its first rank."""
+    if table.first is None:
+        return ()
+    with_some, without = ranks_at_leading_end(table.model, plans)
+    return (with_some, without) if (without != 1).any() else ()

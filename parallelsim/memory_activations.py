@@ -69,8 +69,8 @@ class Stage(NamedTuple):
     edge_expert_parameters: FloatArray | float
     is_first: FloatArray | float
     is_last: FloatArray | float
-    leading: FloatArray | None = None
-    """Share of the model's leading layers; all on the first stage unless given."""
+    leading: FloatArray | float = 0.0
+    """Share of the model's leading layers that a micro-batch passes; 0 where the model has none."""
 
 
 def transients(

@@ -16,7 +16,7 @@ from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes
 from parallelsim.pipeline import PIPEDREAM_2BW
 from parallelsim.plan import PRECISIONS, code
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.stages import Columns
+from parallelsim.stages import Columns, leading_at_ends
 
 FP32 = code("grad_dtype", "fp32")
 
@@ -31,9 +31,9 @@ class States(NamedTuple):
     layer_parameters: FloatArray
     """Without routed experts."""
     first_parameters: FloatArray
-    """Embedding, and the head where one stage holds both."""
+    """Embedding, leading layers beyond as many others, and the head where one stage holds both."""
     last_parameters: FloatArray
-    """Output matrix and head where a last stage is apart, else 0."""
+    """Output matrix, head and leading layers where a last stage is apart, else 0."""
     parameter_bytes: FloatArray
     gradient_bytes: FloatArray
     optimizer_bytes: FloatArray
@@ -79,24 +79,24 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     layer_parameters = table.layer.parameters[rows]
     frozen = table.model.lora is not None
     resident = _state_bytes(facts, plans, columns.shards, ends.copies, frozen=frozen)
+    on_first, on_last = (0.0, 0.0) if table.first is None else leading_at_ends(table.model, plans)
     experts = None
     if table.model.has_experts:
         replicas = columns.shards * plans.tp / (plans.ep * plans.etp)
         held = _state_bytes(facts, plans, replicas, ends.copies, frozen=frozen)
-        of_first, of_last = (
+        of_leading, of_last = (
             0.0 if more is None else more.expert_parameters[rows]
             for more in (table.first, table.last)
         )
         experts = ExpertStates(
             table.layer.expert_parameters[rows],
-            of_first + of_last * np.ceil(ends.head_first),
-            of_last * np.ceil(ends.head_last) + of_first * np.ceil(ends.embedding_last),
+            of_leading * on_first + of_last * np.ceil(ends.head_first),
+            of_leading * on_last + of_last * np.ceil(ends.head_last),
             replicas,
             *held,
         )
     first = edge.embedding_parameters[rows]
-    if table.first is not None:
-        first = first + table.first.parameters[rows]
+    leading = 0.0 if table.first is None else table.first.parameters[rows]
     if table.last is not None:
         last = last + table.last.parameters[rows]
     gathered: tuple[FloatArray | float, FloatArray | float] = (0.0, 0.0)
@@ -106,8 +106,8 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         gathered = _alive_bytes(facts, plans, columns, at_once, first + last, head_gradient)
     return States(
         layer_parameters,
-        first + last * np.ceil(ends.head_first),
-        last * np.ceil(ends.head_last) + first * np.ceil(ends.embedding_last),
+        first + leading * on_first + last * np.ceil(ends.head_first),
+        last * np.ceil(ends.head_last) + leading * on_last + first * np.ceil(ends.embedding_last),
         *resident,
         *gathered,
         edge_optimizer_bytes(facts, plans, columns.shards, ends.copies),

@@ -149,7 +149,7 @@ class ModelSpec:
     @cached_property
     def num_leading_blocks(self) -> int:
         """Blocks before the longest one, where they have few layers (at most an eighth, of dense
-        layers before mixtures of experts a quarter). They are on the first pipeline stage.
+        layers before mixtures of experts a quarter): on the first pipeline stages.
         """
         lengths = [block.repeat * len(block.layers) for block in self.blocks]
         longest = lengths.index(max(lengths))

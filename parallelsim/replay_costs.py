@@ -8,7 +8,7 @@ from parallelsim.costs import CostTable
 from parallelsim.memory_activations import activations
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.stage_seconds import chunk_seconds
+from parallelsim.stage_seconds import chunk_seconds, leading_seconds
 from parallelsim.stages import (
     FIRST_LAST,
     StageLayers,
@@ -56,13 +56,11 @@ def stage_kinds(
             continue
         seconds[:, 0], seconds[:, -1] = at_first[:, 0], at_last[:, -1]
         kinds.append(seconds)
-    if table.first is not None and num_stages > 1:
-        more = table.first
-        rest = more.total_s - more.forward_s - more.weight_s
-        moved = leading_shares(table.model.num_leading_layers, layers)
-        moved[:, 0] -= 1.0  # what the first chunk was counted with
-        for seconds, of_leading in zip(kinds, (more.forward_s, rest, more.weight_s), strict=True):
-            seconds += moved * of_leading[rows][:, None]
+    if table.first is not None:
+        shares = leading_shares(table.model.num_leading_layers, layers)
+        both, forward, weight = leading_seconds(table, rows)
+        for seconds, more in zip(kinds, (forward, both - forward - weight, weight), strict=True):
+            seconds += shares * np.asarray(more)[:, None]
     return kinds
 
 

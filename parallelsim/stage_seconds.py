@@ -9,14 +9,26 @@ from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.stages import BOTH, LOSS, Columns, StageLayers, chunk_layers, recomputed_layers
+from parallelsim.stages import (
+    BOTH,
+    LOSS,
+    Columns,
+    StageLayers,
+    chunk_layers,
+    leading_at_ends,
+    leading_on_chunk,
+    recomputed_layers,
+)
 
 
-def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSeconds:
+def stage_seconds(
+    table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
+) -> StageSeconds:
     """Seconds of one micro-batch on each stage class.
 
-    tau_i = l_i t_layer + r_i t_forward + embedding on the first + head on the last (T12). Neglects:
-    clock throttling, jitter.
+    tau_i = l_i t_layer + r_i t_forward + embedding on the first + head on the last + what its
+    leading layers take beyond others (T12, T18). Neglects: clock throttling, jitter, leading layers
+    of the middle stages, of which the slowest sets the pace.
     """
     layer_s, forward_s = table.layer_total_s[rows], table.layer.forward_s[rows]
     ends = columns.ends
@@ -27,13 +39,21 @@ def stage_seconds(table: CostTable, rows: IntArray, columns: Columns) -> StageSe
     first = layers.first * layer_s + again.first * forward_s
     last = layers.last * layer_s + again.last * forward_s
     forward_first = layers.first * forward_s + embedding_forward
+    forward_last = layers.last * forward_s + head_forward * ends.head_last
+    if table.first is not None:
+        on_first, on_last = leading_at_ends(table.model, plans)
+        both, forward, _ = leading_seconds(table, rows)
+        each = 1 / ends.copies
+        first, last = first + on_first * each * both, last + on_last * each * both
+        forward_first = forward_first + on_first * each * forward
+        forward_last = forward_last + on_last * each * forward
     return StageSeconds(
         first=first + (embedding * ends.embedding_first + head * ends.head_first),
         middle=middle * layer_s + again.middle * forward_s,
         last=last + (embedding * ends.embedding_last + head * ends.head_last),
         forward_first=forward_first + head_forward * ends.head_first,
         forward_middle=middle * forward_s,
-        forward_last=layers.last * forward_s + head_forward * ends.head_last,
+        forward_last=forward_last,
     )
 
 
@@ -76,14 +96,20 @@ EdgeParts = tuple[FloatArray | float, FloatArray | float, FloatArray | float]
 def embedding_seconds(
     table: CostTable, rows: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray | float]:
-    """(both passes, forward, weight gradients) of what the first stage has beyond its layers: the
-    embedding, and what leading layers cost more than others.
+    """(both passes, forward, weight gradients) of the embedding."""
+    return table.edge.embedding_s[rows], table.edge.embedding_forward_s[rows], 0.0
+
+
+def leading_seconds(
+    table: CostTable, rows: IntArray
+) -> tuple[FloatArray | float, FloatArray | float, FloatArray | float]:
+    """(both passes, forward, weight gradients) of what the model's leading layers take beyond as
+    many others.
     """
-    both, forward = table.edge.embedding_s[rows], table.edge.embedding_forward_s[rows]
     if table.first is None:
-        return both, forward, 0.0
+        return 0.0, 0.0, 0.0
     more = table.first
-    return both + table.first_total_s[rows], forward + more.forward_s[rows], more.weight_s[rows]
+    return table.first_total_s[rows], more.forward_s[rows], more.weight_s[rows]
 
 
 def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -102,13 +128,32 @@ def schedule_seconds(
     table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns
 ) -> StageSeconds:
     """The seconds that the block's schedules need."""
-    stages = stage_seconds(table, rows, columns)
+    stages = stage_seconds(table, rows, plans, columns)
     if (plans.schedule >= PLAIN).any():
-        stages = stages._replace(chunks=chunk_seconds(table, rows, plans))
+        chunks = chunk_seconds(table, rows, plans)
+        stages = stages._replace(chunks=_with_leading(chunks, table, rows, plans))
     two_ranks = np.flatnonzero((plans.schedule == INTERLEAVED) & (plans.pp == 2))
     if len(two_ranks):
         stages = _with_chunks(stages, table, rows, plans, columns, two_ranks)
     return stages
+
+
+def _with_leading(
+    chunks: ChunkSeconds, table: CostTable, rows: IntArray, plans: PlanBatch
+) -> ChunkSeconds:
+    """The chunks with the leading layers that the first and the last one hold."""
+    if table.first is None:
+        return chunks
+    both, forward, weight = leading_seconds(table, rows)
+    more = (forward, both - forward - weight, weight)
+    last = (plans.pp * plans.vpp).astype(np.float64) - 1
+    on_first = leading_on_chunk(table.model, plans, np.zeros(len(plans)))
+    on_last = np.where(last > 0, leading_on_chunk(table.model, plans, last), 0.0)
+
+    def plus(stage: Operations, share: FloatArray) -> Operations:
+        return Operations(*(s + share * x for s, x in zip(stage, more, strict=True)))
+
+    return chunks._replace(first=plus(chunks.first, on_first), last=plus(chunks.last, on_last))
 
 
 def _with_chunks(

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray
 from parallelsim.plan import MAX_DEGREE, TWO_WAY, WAVES, code
 from parallelsim.plan_batch import PlanBatch
@@ -110,6 +112,77 @@ def leading_shares(number: int, chunks: FloatArray) -> FloatArray:
     return np.asarray(np.diff(ends, axis=-1, prepend=0.0) / number)
 
 
+def leading_on_chunk(model: ModelSpec, plans: PlanBatch, chunk: FloatArray) -> FloatArray:
+    """:func:`leading_shares` of one chunk of each plan, shape [P]: the number of the chunk in the
+    order of the model; 0 beyond the last.
+
+    With n leading layers and F_k layers before chunk k: (min(F_{k+1}, n) - min(F_k, n)) / n.
+    """
+    number = max(model.num_leading_layers, 1)
+    before = np.minimum(_layers_before(model.num_layers, plans, chunk), number)
+    after = np.minimum(_layers_before(model.num_layers, plans, chunk + 1), number)
+    return np.asarray((after - before) / number)
+
+
+def leading_on_rank(model: ModelSpec, plans: PlanBatch, rank: FloatArray) -> FloatArray:
+    """Share of the model's leading layers whose weights one rank of each plan holds, shape [P];
+    of two copies of the model the sum of both.
+    """
+    pp = plans.pp.astype(np.float64)
+    mirror = pp - 1 - rank
+    wave, two_way = (np.isin(plans.schedule, codes) for codes in (WAVE_CODES, TWO_WAY_CODES))
+    share, turn = np.zeros(len(plans)), 0
+    while (_layers_before(model.num_layers, plans, turn * pp) < model.num_leading_layers).any():
+        on_turn = np.where(wave, mirror, rank) if turn % 2 else rank
+        share = share + leading_on_chunk(model, plans, turn * pp + on_turn)
+        turn += 1
+    if two_way.any():
+        share = share + two_way * leading_on_chunk(model, plans, mirror)
+    return share
+
+
+def leading_at_ends(model: ModelSpec, plans: PlanBatch) -> tuple[FloatArray, FloatArray]:
+    """:func:`leading_on_rank` of the first rank, and of a last one apart from it."""
+    last = plans.pp.astype(np.float64) - 1
+    on_last = np.where(last > 0, leading_on_rank(model, plans, last), 0.0)
+    return leading_on_rank(model, plans, np.zeros(len(plans))), on_last
+
+
+def ranks_at_leading_end(model: ModelSpec, plans: PlanBatch) -> tuple[FloatArray, FloatArray]:
+    """Ranks of the last chunk with leading layers and of the one after it, shape [P] each."""
+    last = np.zeros(len(plans))
+    while True:
+        further = _layers_before(model.num_layers, plans, last + 1) < model.num_leading_layers
+        if not further.any():
+            return _rank_of(plans, last), _rank_of(plans, last + 1)
+        last = last + further
+
+
+def _rank_of(plans: PlanBatch, chunk: FloatArray) -> FloatArray:
+    """The rank that holds a chunk of the model, shape [P]."""
+    turn, place = np.divmod(chunk, plans.pp)
+    upwards = np.isin(plans.schedule, WAVE_CODES) & (turn % 2 == 1)
+    return np.where(upwards, plans.pp - 1 - place, place)
+
+
+def _layers_before(num_layers: int, plans: PlanBatch, chunk: FloatArray) -> FloatArray:
+    """Layers before a chunk of each plan, in the order of the model."""
+    chunks, pp, vpp = chunk_layers(num_layers, plans), plans.pp, plans.vpp
+    before = np.where(chunk > 0, chunks.first + (chunk - 1) * chunks.middle, 0.0)
+    if _uneven_chunks(plans).any():  # the ends of every turn round the ranks
+        turn, place = np.divmod(chunk, pp)
+        within = np.where(place > 0, chunks.first + (place - 1) * chunks.middle, 0.0)
+        before = np.where(_uneven_chunks(plans), turn * num_layers / vpp + within, before)
+    for index, stages in free_stages(plans):
+        before[index] = stages.chunks[: int(chunk[index])].sum()
+    return np.where(chunk < pp * vpp, before, float(num_layers))
+
+
+def _uneven_chunks(plans: PlanBatch) -> NDArray[np.bool_]:
+    """Where all chunks of the first and the last rank differ from the others."""
+    return np.asarray((plans.layout == FIRST_LAST) & ~np.isin(plans.schedule, WAVE_CODES))
+
+
 def _set_classes(classes: StageLayers, index: int, values: FloatArray) -> None:
     """Set one plan's first, fullest middle, and last value."""
     classes.first[index] = values[0]
@@ -125,7 +198,7 @@ def chunk_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
     counts_embedding = (plans.layout == EMBEDDING) | (plans.layout == BOTH)
     counts_loss = (plans.layout == LOSS) | (plans.layout == BOTH)
     middle = np.where(plans.pp > 2, layers.middle, layers.first + counts_embedding) / plans.vpp
-    uneven = (plans.layout == FIRST_LAST) & ~np.isin(plans.schedule, WAVE_CODES)
+    uneven = _uneven_chunks(plans)
     even = (num_layers + counts_embedding + counts_loss) / (plans.pp * plans.vpp)
     middle = np.where(uneven, middle, even)
     last = np.where(uneven, layers.last / plans.vpp, even - counts_loss)

@@ -32,7 +32,7 @@ from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.sharded import shard_ranks, sharded_exposed
 from parallelsim.stage_seconds import schedule_seconds
-from parallelsim.stages import Columns
+from parallelsim.stages import Columns, leading_at_ends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +103,7 @@ def step_breakdown(
     head, embedding, ends = table.edge.head_s[rows], table.edge.embedding_s[rows], columns.ends
     edge_first = embedding * ends.embedding_first + head * ends.head_first
     edge_last = embedding * ends.embedding_last + head * ends.head_last
+    leading = (0.0, 0.0) if table.first is None else leading_at_ends(table.model, plans)
     again = of_slowest(*columns.recomputed) * m * layer.forward_s[rows]
 
     def of_layers(name: str) -> FloatArray:
@@ -112,8 +113,8 @@ def step_breakdown(
             return seconds
         more = [0.0 if x is None else getattr(x, name)[rows] for x in (table.first, table.last)]
         on_ends = (
-            more[0] * ends.embedding_first + more[1] * ends.head_first,
-            more[0] * ends.embedding_last + more[1] * ends.head_last,
+            more[0] * leading[0] / ends.copies + more[1] * ends.head_first,
+            more[0] * leading[1] / ends.copies + more[1] * ends.head_last,
         )
         return seconds + m * of_slowest(on_ends[0], 0.0, on_ends[1])
 

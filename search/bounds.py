@@ -22,7 +22,7 @@ from parallelsim.pipeline_forms import FORMS
 from parallelsim.plan import SCHEDULES, code
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import ROUNDING
-from parallelsim.stage_seconds import embedding_seconds, schedule_seconds
+from parallelsim.stage_seconds import embedding_seconds, leading_seconds, schedule_seconds
 from parallelsim.stages import Columns, chunk_layers
 from parallelsim.step import StepTail, after_stages, transfer_seconds
 
@@ -92,28 +92,26 @@ def _by_rank(
 ) -> FloatArray:
     """The module's inequality for the first, last but one, and last rank.
 
-    The stages' seconds have all leading layers on the first rank. Where they reach beyond its first
-    chunk (``spread`` 1, else 0), each rank is taken without what they may add to it, or with what
-    they may spare it.
+    The stages' seconds leave out leading layers of the middle ranks. Where they reach beyond the
+    first chunk (``spread`` 1, else 0), those ranks are taken with what they may spare.
     """
     pp, vpp, m = columns.pp, columns.vpp, columns.num_micro_batches
     # The first chunk of the first rank may be up to a layer lighter than the others.
     layer = table.layer_total_s[rows] + table.layer.forward_s[rows]
     # Leading layers that are cheaper than the others lighten the first chunk alone.
-    cheaper = np.minimum(embedding_seconds(table, rows)[0], 0.0)
+    of_leading = leading_seconds(table, rows)[0]
+    cheaper = np.minimum(embedding_seconds(table, rows)[0] + of_leading, 0.0)
     lightest = np.maximum(stages.first / vpp - layer, 0.0) + cheaper
-    first, whole, last_s, middle_s = stages.first, stages.first, stages.last, stages.middle
-    if table.first is not None:
-        more = spread * table.first_total_s[rows]
-        whole = first = first - np.maximum(more, 0.0)
-        last_s, middle_s = (s + np.minimum(more, 0.0) for s in (last_s, middle_s))
-        lightest = lightest - np.maximum(more, 0.0)
-    first = np.where(vpp > 1, lightest, first)
+    spared = spread * np.minimum(of_leading, 0.0)
+    lightest = lightest - spread * np.maximum(of_leading, 0.0)
+    first = np.where(vpp > 1, lightest, stages.first)
     exposed_s = exposed * transfer
     hop = 2 * (transfer + exposed_s)
-    before = first + np.maximum(pp - 3, 0.0) * (stages.middle / vpp)
+    before = first + spared + np.maximum(pp - 3, 0.0) * (stages.middle / vpp)
     fill = np.maximum(before + np.where(pp > 2, stages.middle / vpp, 0.0), 0.0)
-    last = fill + (pp - 1) * hop + m * last_s
-    middle = np.where(pp > 2, np.maximum(before, 0.0) + (pp - 2) * hop + m * middle_s, 0.0)
-    longest = np.maximum(np.maximum(m * whole, middle), last)
+    last = fill + (pp - 1) * hop + m * stages.last
+    middle = np.where(
+        pp > 2, np.maximum(before, 0.0) + (pp - 2) * hop + m * (stages.middle + spared), 0.0
+    )
+    longest = np.maximum(np.maximum(m * stages.first, middle), last)
     return np.asarray(longest + 2 * m * vpp * exposed_s)

@@ -35,7 +35,7 @@ from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import least_replays_s, same_schedules
 from parallelsim.rules import RULES, obeys_rules
 from parallelsim.simulate import Simulation, by_block
-from parallelsim.stage_seconds import embedding_seconds, head_seconds
+from parallelsim.stage_seconds import embedding_seconds, head_seconds, leading_seconds
 from parallelsim.stages import Columns
 from parallelsim.step import StepTail, after_stages
 
@@ -248,7 +248,8 @@ def _balanced(
     """(seconds that stragglers stretch, what the slowest rank adds to them, the breakdown)."""
     pp, layers = columns.pp, table.model.num_layers
     layer = table.layer_total_s[rows]
-    edge = head_seconds(table, rows)[0] + embedding_seconds(table, rows)[0]
+    ends = (head_seconds, embedding_seconds, leading_seconds)
+    edge = sum(seconds(table, rows)[0] for seconds in ends)
     again = columns.recomputed.first * table.layer.forward_s[rows]
     mean = (layers * layer + edge) / pp + again
     alike = layers - table.model.num_leading_layers

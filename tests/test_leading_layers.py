@@ -20,9 +20,10 @@ from parallelsim.costs import CostTable
 from parallelsim.exporters.megatron import export_megatron
 from parallelsim.plan import Plan
 from parallelsim.plan_batch import PlanBatch
-from parallelsim.replay import plan_replay, replayed
+from parallelsim.replay import plan_graph, plan_replay, replayed
 from parallelsim.rules import obeys_rules
 from parallelsim.simulate import by_block, memory_per_stage, simulate
+from parallelsim.stages import leading_on_rank, leading_shares
 
 MEGATRON = load_framework("megatron-core")
 DEEPSEEK = load_model("deepseek-v3")  # 3 dense layers, 58 mixtures, one MTP module
@@ -139,6 +140,78 @@ def test_first_last_lightens_every_chunk_of_the_end_ranks() -> None:
         of_layout, of_list = (np.asarray(getattr(costs, name)) for costs in both)
         assert of_layout == pytest.approx(of_list, rel=1e-12)
         assert np.ptp(of_layout[0, [1, 2, 5, 6]]) == 0
+
+
+LISTS = (  # leading layers end on the second rank, the third, in the second turn, past the first
+    (8, 1, (1, 9, 9, 9, 9, 9, 9, 6)),
+    (31, 1, (1, *[2] * 30)),
+    (30, 1, (2, *[2] * 28, 3)),
+    (6, 2, (2, 6, 6, 6, 6, 1) * 2),
+)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "chunks"), LISTS)
+def test_every_layout_leaves_dense_layers_where_its_chunks_hold_them(
+    pp: int, vpp: int, chunks: tuple[int, ...]
+) -> None:
+    """The first-last layout equals the same cut as a list, in memory and time."""
+    rest = sum(chunks) - DEEPSEEK.num_leading_layers
+    model = replace(DEEPSEEK, blocks=(DEEPSEEK.blocks[0], replace(DEEPSEEK.blocks[1], repeat=rest)))
+    cluster = load_cluster("hgx-h100", num_gpus=8 * pp)
+    schedule = "interleaved-1f1b" if vpp > 1 else "1f1b"
+    listed = replace(
+        PLAN,
+        pp=pp,
+        vpp=vpp,
+        dp=1,
+        ep=8,
+        schedule=schedule,
+        chunk_layers=chunks,
+        global_batch_size=96,
+    )
+    first, last = sum(chunks[::pp]), sum(chunks[pp - 1 :: pp])
+    ends = {"first_stage_layers": first, "last_stage_layers": last}
+    plan = replace(listed, layout="first-last", chunk_layers=(), **ends)
+    inputs = (model, cluster, MEGATRON)
+    both = simulate(*inputs, PlanBatch.from_plans([plan, listed]))
+    stages = [[s["total_bytes"] for s in memory_per_stage(*inputs, p)] for p in (plan, listed)]
+    assert stages[0] == pytest.approx(stages[1], rel=1e-12)
+    assert min(stages[0]) > 0
+    assert both.peak_memory_bytes == pytest.approx(max(stages[0]), rel=1e-12)
+    exact = replayed(both).step_time_s
+    assert exact[0] == pytest.approx(exact[1], rel=1e-12)
+    assert both.step_time_s == pytest.approx(exact, rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vpp", "number"),
+    [
+        ("1f1b", 8, 1, 3),
+        ("interleaved-1f1b", 2, 8, 7),
+        ("hanayo", 2, 8, 7),
+        ("zb-v", 4, 2, 3),
+        ("chimera", 8, 1, 3),
+    ],
+)
+def test_ranks_hold_the_leading_layers_of_their_chunks(
+    schedule: str, pp: int, vpp: int, number: int
+) -> None:
+    """Counted over the chunks of the replayed schedule."""
+    layers, copies = 2 * pp * vpp, 2 if schedule == "chimera" else 1
+    model = replace(
+        DEEPSEEK,
+        blocks=(
+            replace(DEEPSEEK.blocks[0], repeat=number),
+            replace(DEEPSEEK.blocks[1], repeat=layers - number),
+        ),
+    )
+    plan = replace(PLAN, pp=pp, vpp=vpp, schedule=schedule, layout="even", chunk_layers=())
+    plans = PlanBatch.from_plans([plan] * pp)
+    stage = plan_graph(plan).schedule.stage
+    shares = leading_shares(number, np.full(stage.max() + 1, layers / (stage.max() + 1)))
+    expected = shares[stage].sum(axis=1)
+    assert expected.sum() == pytest.approx(copies)
+    assert leading_on_rank(model, plans, np.arange(float(pp))) == pytest.approx(expected)
 
 
 def test_the_script_names_multi_token_prediction_in_its_layout() -> None:

@@ -426,7 +426,7 @@ def test_stages_cost_what_the_simulator_says(name: str, recompute: int, vpp: int
     batch = PlanBatch.from_plans([plan])
     table = CostTable(LLAMA, CLUSTER, framework, batch)
     columns = plan_columns(LLAMA.num_layers, batch)
-    seconds = step_stage_seconds(table, table.rows(batch), columns)
+    seconds = step_stage_seconds(table, table.rows(batch), batch, columns)
     assert found.stage_s[[0, 1, -1]] == pytest.approx(
         [float(seconds.first[0]), float(seconds.middle[0]), float(seconds.last[0])], rel=1e-9
     )
