@@ -6,8 +6,9 @@
 Regenerating writes the page, its picture (with matplotlib), ``parallelsim/residuals.json`` (the
 intervals' half-widths and P(fits)) and ``benchmarks/accuracy_floor.json``. The floor only tightens;
 ``--accept-worse`` lets it loosen. ``--check`` fails where a committed file is stale beyond
-rounding, the floor is broken, or an interval of a regime with 50 rows or more does not hold 70-90 %
-of the runs of sources that it was not fitted on.
+rounding, the floor is broken, or an interval of a regime with 50 rows or more holds less than 70 %
+of the runs of sources that it was not fitted on, or more than 90 % of them both by rows and as the
+mean of sources (one large, well predicted source may fill a regime).
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def coverage_failures(found: Findings) -> list[str]:
         f"{row.name}: the interval holds {row.share:.1%} of {row.rows} rows, expected "
         f"{low:.0%} to {high:.0%}"
         for row in found.coverage_by_regime()
-        if row.rows >= 50 and not low <= row.share <= high
+        if row.rows >= 50 and (row.share < low or min(row.share, row.by_source) > high)
     ]
 
 

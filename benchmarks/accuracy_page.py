@@ -162,8 +162,9 @@ def _intervals(found: Findings) -> list[str]:
         "what their mean square residual is beyond; without a calibrated framework by what the "
         "files of other frameworks cost on the same runs. *Held* is the share of rows inside "
         f"the interval that was fitted without any row of their source; {low:.0%} to {high:.0%} "
-        "is required where there are 50 rows or more. The columns low and high are for a plan "
-        "without exposed communication, in percent.\n",
+        "is required where there are 50 rows or more; above it, the mean of sources counts too: "
+        "one large source that is predicted well holds all of its rows. The columns low and high "
+        "are for a plan without exposed communication, in percent.\n",
         _table(("", "rows", "sources", "low", "high", "held %", "mean of sources %"), regimes),
         "By the share of exposed communication:\n",
         _table(

@@ -124,11 +124,13 @@ def test_simulate_takes_what_plan_would_search_and_says_so() -> None:
 def test_compare_flags_plans_that_cannot_run(plans_file: Path, tmp_path: Path) -> None:
     text = plans_file.read_text()
     broken = tmp_path / "broken.yaml"
-    for change, words in (("dp: 32", "512 GPUs, the cluster has 256"), ("tp: 3", "tp=3")):
-        name = change.split(":")[0]
-        old = next(
-            line.strip() for line in text.splitlines() if line.strip().startswith(f"{name}:")
-        )
+    dp = next(line.strip() for line in text.splitlines() if line.strip().startswith("dp:"))
+    tp = next(line.strip() for line in text.splitlines() if line.strip().startswith("tp:"))
+    twice = f"dp: {2 * int(dp.split()[1])}"
+    for old, change, words in (
+        (dp, twice, "512 GPUs, the cluster has 256"),
+        (tp, "tp: 3", "tp=3"),
+    ):
         broken.write_text(text.replace(old, change, 1))
         result = run("compare", str(broken))
         assert result.exit_code == 0
