@@ -104,7 +104,7 @@ def test_plan_survives_any_assignment(option: str, text: str) -> None:
     checked(["plan", *FAST, "--gpus", "8", "--top", "2", option, text])
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     fields=st.dictionaries(
         st.sampled_from(["tp", "cp", "pp", "vpp", "dp", "micro-batch-size", "zero", "seq-length"]),
@@ -128,13 +128,15 @@ def test_simulate_answers_any_degrees(
         assert json.loads(result.stdout)["step_time_s"] > 0
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(
     gpus=st.sampled_from([1, 2, 4, 8, 16, 40]),
     batch=st.integers(1, 300),
     limit=st.floats(0.001, 1.05),
     top=st.integers(1, 20),
 )
+@example(gpus=40, batch=300, limit=1.05, top=20)
+@example(gpus=8, batch=1, limit=0.001, top=1)
 def test_plan_answers_any_size_and_batch(gpus: int, batch: int, limit: float, top: int) -> None:
     size = ["--gpus", str(gpus), "--global-batch-size", str(batch), "--top", str(top)]
     result = checked(["plan", *FAST, *size, "--memory-limit", str(limit), "--json"])

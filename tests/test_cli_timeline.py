@@ -143,17 +143,19 @@ def test_an_interrupt_leaves_no_file(
 
 def test_a_signal_at_any_moment_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
     program = [sys.executable, "-c", "from parallelsim.__main__ import main; main()", "timeline"]
-    plan = [*PLAN[:-1], "2048", "--output", str(tmp_path / "trace.json")]
-    for delay in (0.4, 0.8, 1.2, 1.6):
-        child = subprocess.Popen([*program, *plan], stderr=subprocess.DEVNULL)
-        time.sleep(delay)
+    folders, children = [tmp_path / name for name in "abcd"], []
+    for folder in folders:
+        folder.mkdir()
+        plan = [*PLAN[:-1], "2048", "--output", str(folder / "trace.json")]
+        children.append(subprocess.Popen([*program, *plan], stderr=subprocess.DEVNULL))
+    for child, folder in zip(children, folders, strict=True):
+        time.sleep(0.4)
         child.send_signal(signal.SIGINT)
         child.wait(timeout=60)
-        left = list(tmp_path.iterdir())
+        left = list(folder.iterdir())
         assert [file.name for file in left] in ([], ["trace.json"])
         for file in left:
             assert json.loads(file.read_text())["otherData"]["num_micro_batches"] == 1024
-            file.unlink()
 
 
 def test_other_file_types_are_wrong_usage(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from parallelsim.simulate import Simulation, simulate
 MODELS = ("megatron-22b", "llama3-8b", "llama3-70b", "gpt3-6.7b")
 FRAMEWORKS = ("megatron-core", "megatron-lm-2022")
 ROUNDING = 1e-12
+STAGED = 15
+"""Plans of a setting whose stages are looked at one by one: a plan's take milliseconds."""
 OUTPUTS = (
     "step_time_s",
     "tokens_per_s",
@@ -53,11 +55,13 @@ def changed(setting: Setting, **changes: object) -> tuple[Simulation, Simulation
     """Simulations without and with the changes, of the plans that break no rule in either form."""
     model, cluster, framework, plans = setting
     pairs = [(plan, replace(plan, **changes)) for plan in plans]
-    keep = []
-    for before, after in pairs:
-        pair = PlanBatch.from_plans([before, after])
-        if before != after and obeys_rules(model, cluster, framework, pair).all():
-            keep.append((before, after))
+    obey = [
+        obeys_rules(model, cluster, framework, PlanBatch.from_plans(side))
+        for side in zip(*pairs, strict=True)
+    ]
+    keep = [
+        pair for pair, *good in zip(pairs, *obey, strict=True) if pair[0] != pair[1] and all(good)
+    ]
     if not keep:
         pytest.skip(f"no plan of {framework.name} can be changed so: {changes}")
     before, after = zip(*keep, strict=True)
@@ -242,7 +246,7 @@ def test_sharding_the_optimizer_never_needs_more_state(setting: tuple[str, str])
     replicated, sharded = changed((*facts, off), zero=1)
     ranks = np.array([plan.dp * plan.cp for plan in replicated.plans])
     states = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
-    for i, count in enumerate(ranks):
+    for i, count in enumerate(ranks[:STAGED]):
         before, after = (
             [sum(stage[name] for name in states) for stage in s.row(i)["memory_per_stage"]]
             for s in (replicated, sharded)
@@ -322,8 +326,8 @@ def test_a_tighter_memory_limit_never_makes_a_plan_safe(setting: tuple[str, str]
 
 
 def _stage_terms(simulation: Simulation, name: str, mask: np.ndarray) -> list[np.ndarray]:
-    """One array [stages] for each plan that the mask selects."""
+    """One array [stages] for each of the first plans that the mask selects."""
     return [
         np.array([stage[name] for stage in simulation.row(i)["memory_per_stage"]])
-        for i in np.flatnonzero(mask).tolist()
+        for i in np.flatnonzero(mask)[:STAGED].tolist()
     ]
