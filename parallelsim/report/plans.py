@@ -161,7 +161,8 @@ def print_ranked(
     if hidden := len(simulation.plans) - len(shown):
         print_line(
             f"{hidden} near variant{'s' if hidden > 1 else ''} not shown "
-            "(--all-variants or --json has them)"
+            "(--all-variants or --json has them; "
+            f"--top {4 * len(simulation.plans)} looks further)"
         )
     if left_out:
         print_line(f"left out for width: {', '.join(left_out)}")
