@@ -149,10 +149,10 @@ def _solve(problem: PartitionProblem, known_s: float) -> Partition:
 def _same_recompute(problem: PartitionProblem) -> Partition:
     """The best number N of layers that every chunk recomputes, and its partition.
 
-    The least N with which the even cut fits, then smaller ones, those of the least lower bound
-    first; the best time so far cuts the search for the others short. Then larger N, until a lower
-    bound without a memory limit (time grows with N) shows that none is faster. Where cuts are not
-    proven the best, the next smaller N alone.
+    N up to the least one with which the even cut fits, those of the least lower bound first: that
+    cut's time, and then the best so far, cut the search for the others short. Then larger N, until
+    a lower bound without a memory limit (time grows with N) shows that none is faster. Where cuts
+    are not proven the best, from that N downwards, and the next smaller one alone.
     """
     most = -(-len(problem.layers) // problem.vpp)
     even = even_counts(len(problem.layers), problem.num_chunks)
@@ -160,19 +160,22 @@ def _same_recompute(problem: PartitionProblem) -> Partition:
     def trial(number: int) -> PartitionProblem:
         return replace(problem, recompute=number)
 
-    fitting = (n for n in range(most + 1) if _partition(StageCosts(trial(n)), even, False).fits)
-    first = next(fitting, most)
-    best = _faster(trial(first), None)
-    smaller, bounds = list(range(first - 1, -1, -1)), dict[int, float]()
+    first, known_s = most, float("inf")
+    for number in range(most + 1):
+        cut = _partition(StageCosts(trial(number)), even, proven=False)
+        if cut.fits:
+            first, known_s = number, cut.time_s * (1 + 2 * TOLERANCE)  # so that it is found, too
+            break
+    best: Partition | None = None
+    numbers, bounds = list(range(first, -1, -1)), dict[int, float]()
     if problem.layout == "free" and problem.vpp == 1:
-        known_s = float("inf") if best is None else best.time_s
-        bounds = {n: least_seconds(StageCosts(trial(n)), known_s) for n in smaller}
-        smaller = sorted((n for n in smaller if bounds[n] < known_s), key=bounds.__getitem__)
-    for number in smaller:
+        bounds = {n: least_seconds(StageCosts(trial(n)), known_s) for n in numbers}
+        numbers = sorted((n for n in numbers if bounds[n] < known_s), key=bounds.__getitem__)
+    for number in numbers:
         if not bounds and best is not None and not best.proven and number < first - 1:
             break
         if best is None or bounds.get(number, 0.0) < best.time_s:
-            best = _faster(trial(number), best) or best
+            best = _faster(trial(number), best, known_s if bounds else float("inf")) or best
     unproven = best is not None and not best.proven
     for number in range(first + 1, most + 1):
         if best is not None and (unproven or _no_faster(trial(number), best)):
@@ -181,10 +184,14 @@ def _same_recompute(problem: PartitionProblem) -> Partition:
     return partition(trial(most)) if best is None else best
 
 
-def _faster(problem: PartitionProblem, best: Partition | None) -> Partition | None:
-    """A partition that fits and is faster than the best known one, if there is any."""
+def _faster(
+    problem: PartitionProblem, best: Partition | None, known_s: float = float("inf")
+) -> Partition | None:
+    """A partition that fits and is faster than the best known one, if there is any; without one,
+    than ``known_s``.
+    """
     try:
-        found = _solve(problem, float("inf") if best is None else best.time_s)
+        found = _solve(problem, known_s if best is None else best.time_s)
     except NoFeasiblePlanError:
         return None
     slower = best is not None and found.time_s >= best.time_s * (1 - TOLERANCE)
