@@ -59,16 +59,11 @@ def one_f_one_b_widths(
     time, proven = known_s, False
     layers: IntArray | None = None
     for most in BEAMS:
-        floors, bounds = _lower_bounds(row, edges, m)
-        edges = [
-            e._replace(seconds=np.where(b <= time * (1 + TOLERANCE), e.seconds, np.inf))
-            for e, b in zip(edges, bounds, strict=True)
-        ]
-        if not all(np.isfinite(e.seconds).any() for e in edges):
+        pruned = _pruned(row, edges, m, time)
+        if pruned is None:
             return None, True
-        layers, time, proven = _best_labels(
-            row, [_trimmed(e) for e in edges], floors, m, time, most
-        )
+        edges, floors, bounds = pruned
+        layers, time, proven = _best_labels(row, edges, floors, m, time, most)
         if proven:
             break
     plain = [
@@ -79,23 +74,52 @@ def one_f_one_b_widths(
     return (layers if even is None else even), proven
 
 
-def _trimmed(stage: Edges) -> Edges:
-    """The stage without the rows at either end and the columns that have no cut left.
+def _pruned(
+    row: Row, edges: list[Edges], m: int, time: float
+) -> tuple[list[Edges], list[FloatArray], list[FloatArray]] | None:
+    """(edges, their :func:`_lower_bounds`) without the cuts that those show to be slower than
+    ``time``; None where a stage has no cut left.
 
-    ``before`` then no longer counts the previous stage's rows.
+    Fewer cuts have higher bounds: again, as long as that leaves less than half of them.
     """
-    is_cut = np.isfinite(stage.seconds)
-    rows, columns = np.flatnonzero(is_cut.any(1)), np.flatnonzero(is_cut.any(0))
-    if not rows.size:
-        return stage
-    part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    return Edges(
-        end=stage.end[part[0]],
-        seconds=stage.seconds[part],
-        extra_s=stage.extra_s[part],
-        before=stage.before[part],
-        width=stage.width[part[1]],
-    )
+    left = sum(np.count_nonzero(np.isfinite(e.seconds)) for e in edges)
+    while True:
+        floors, bounds = _lower_bounds(row, edges, m)
+        kept = [
+            e._replace(seconds=np.where(b <= time * (1 + TOLERANCE), e.seconds, np.inf))
+            for e, b in zip(edges, bounds, strict=True)
+        ]
+        counts = [np.count_nonzero(np.isfinite(e.seconds)) for e in kept]
+        if not all(counts):
+            return None
+        edges, bounds = _trimmed(kept, bounds)
+        if sum(counts) > left / 2:
+            return edges, floors, bounds
+        left = sum(counts)
+
+
+def _trimmed(edges: list[Edges], bounds: list[FloatArray]) -> tuple[list[Edges], list[FloatArray]]:
+    """Both without the rows at either end and the columns of a stage that have no cut left."""
+    first, last = 0, 1  # rows that are left of the stage before
+    trimmed, their_bounds = [], []
+    for stage, bound in zip(edges, bounds, strict=True):
+        is_cut = np.isfinite(stage.seconds)
+        rows, columns = np.flatnonzero(is_cut.any(1)), np.flatnonzero(is_cut.any(0))
+        part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+        before = stage.before[part]
+        follows = (before >= first) & (before < last)
+        trimmed.append(
+            Edges(
+                end=stage.end[part[0]],
+                seconds=np.where(follows, stage.seconds[part], np.inf),
+                extra_s=stage.extra_s[part],
+                before=np.where(follows, before - first, 0),
+                width=stage.width[part[1]],
+            )
+        )
+        their_bounds.append(np.where(follows, bound[part], np.inf))
+        first, last = int(rows[0]), int(rows[-1]) + 1
+    return trimmed, their_bounds
 
 
 def _lower_bounds(
@@ -161,6 +185,8 @@ def _best_labels(
         labels = _extended(row, edges[s], labels, s, starts, stages, m)
         late = labels.until_end_s + floors[s][starts][:, None] > limit
         labels = labels._replace(until_end_s=np.where(late, np.inf, labels.until_end_s))
+        if not np.isfinite(labels.until_end_s).any():
+            return None, known_s, proven
         cuts = len(starts) * len(edges[s - 1].width) if s else 1
         kept_labels = min(most, max(MAX_CELLS // cuts, 2))
         unit = max(TOLERANCE * limit / m, np.finfo(np.float64).tiny)
@@ -170,8 +196,6 @@ def _best_labels(
     layers = np.zeros(stages, np.int64)
     at, label = 0, int(labels.until_end_s[0].argmin())
     time = float(labels.until_end_s[0, label])
-    if time == float("inf"):
-        return None, known_s, proven
     for s, stage_labels in enumerate(reversed(kept)):
         column = stage_labels.column[at, label]
         label = int(stage_labels.label[at, label])
