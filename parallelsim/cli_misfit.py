@@ -136,6 +136,12 @@ def _more_gpus(task: Task, num_gpus: int, obeys_rules: bool) -> str:
 def _contradiction(inputs: Inputs, search: SearchOptions) -> str:
     """Which of --fix and --limit together leave no candidate, and the rule behind it."""
     given = {**search.fixed, **search.limits}
+    if given.get("layout") == "free" and not _space_is_empty(inputs, search, without="layout"):
+        return (
+            f"no cut of its {inputs.model.num_layers} layers into stages (layout=free) fits in "
+            f"{search.memory_limit:.0%} of memory, even with recompute; search without layout=free "
+            "to see what is nearest"
+        )
     guilty = [name for name in given if not _space_is_empty(inputs, search, without=name)] or [
         *given
     ]

@@ -17,6 +17,7 @@ import numpy as np
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.costs import CostTable
+from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.memory_states import states
 from parallelsim.model import ModelSpec
@@ -26,9 +27,7 @@ from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay_costs import activation_bytes, stage_kinds, starts_with
 from parallelsim.simulate import RATES, Simulation
 from parallelsim.stage_seconds import schedule_seconds
-from parallelsim.stages import (
-    plan_columns,
-)
+from parallelsim.stages import plan_columns
 from parallelsim.step import StepBreakdown, StepTail, after_stages, transfer_seconds
 from parallelsim.timeline import (
     Graph,
@@ -42,6 +41,8 @@ from parallelsim.timeline import (
     step_time,
 )
 
+LAYOUT_PLACES = {"embedding": 1, "loss": 1, "embedding-loss": 2, "free": 2}
+"""Chunks that embedding and loss may fill alone."""
 MOST_OPERATIONS = 200_000
 """Of a schedule that is replayed whole: about half a second. Of larger ones :func:`replayed` runs
 as many micro-batches as go."""
@@ -134,11 +135,17 @@ def plan_replay(
     """The replay of one plan.
 
     Raises:
-        PlanError: more ranks or operations than are replayed, a rule of the schedule broken, or an
-            efficiency that is not known.
+        PlanError: more ranks or operations than are replayed, a rule of the schedule broken, fewer
+            layers than chunks, or an efficiency that is not known.
     """
-    batch = PlanBatch.from_plans([plan])
-    return batch_replay(CostTable(model, cluster, framework, batch), batch)
+    batch, graph = PlanBatch.from_plans([plan]), plan_graph(plan)
+    places = model.num_layers + LAYOUT_PLACES.get(plan.layout, 0)
+    if places < plan.pp * plan.vpp:
+        raise PlanError(
+            f"{model.num_layers} layers are fewer than pp={plan.pp} x vpp={plan.vpp} = "
+            f"{plan.pp * plan.vpp} chunks; use fewer, so that each holds a layer"
+        )
+    return batch_replay(CostTable(model, cluster, framework, batch), batch, graph)
 
 
 def batch_replay(table: CostTable, plans: PlanBatch, graph: Graph | None = None) -> PlanReplay:

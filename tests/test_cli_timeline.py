@@ -96,6 +96,7 @@ def test_plans_of_a_file_are_read_by_rank(tmp_path: Path) -> None:
     ("args", "words"),
     [
         (("--pp", "1024", "--gpus", "2048"), "beyond the 512 ranks"),
+        (("--pp", "64", "--gpus", "128"), "32 layers are fewer than pp=64 x vpp=1 = 64 chunks"),
         (("--global-batch-size", "1000000"), "operations"),
         (("--schedule", "zb-v"), "vpp must be 2"),
         (("--schedule", "dualpipe", "--global-batch-size", "8"), "at least 2 pp = 8"),

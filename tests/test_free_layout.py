@@ -118,6 +118,13 @@ def test_moving_layers_to_a_later_stage_moves_their_memory() -> None:
     assert second[3]["total_bytes"] > first[3]["total_bytes"]
 
 
+def test_no_cut_within_memory_is_said_so() -> None:
+    found = run("plan", *INPUTS, "--fix", "layout=free", "--memory-limit", "0.02")
+    assert found.exit_code == 3
+    last = found.stderr.splitlines()[-1]
+    assert "no cut of its 80 layers into stages (layout=free) fits in 2% of memory" in last
+
+
 def test_the_plan_goes_through_every_command_with_one_step_time(tmp_path: Path) -> None:
     file, script = tmp_path / "plans.yaml", tmp_path / "run.sh"
     fixed = ("--fix", "layout=free,pp=4,tp=4")
