@@ -11,7 +11,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -115,12 +115,14 @@ def leading_shares(number: int, chunks: FloatArray) -> FloatArray:
 def leading_on_chunk(model: ModelSpec, plans: PlanBatch, chunk: FloatArray) -> FloatArray:
     """:func:`leading_shares` of one chunk of each plan, shape [P]: the number of the chunk in the
     order of the model; 0 beyond the last.
-
-    With n leading layers and F_k layers before chunk k: (min(F_{k+1}, n) - min(F_k, n)) / n.
     """
+    return _leading_between(_layers_before(model.num_layers, plans), model, chunk)
+
+
+def _leading_between(layers_before: Before, model: ModelSpec, chunk: FloatArray) -> FloatArray:
+    """(min(F_{k+1}, n) - min(F_k, n)) / n, n leading layers and F_k layers before chunk k."""
     number = max(model.num_leading_layers, 1)
-    before = np.minimum(_layers_before(model.num_layers, plans, chunk), number)
-    after = np.minimum(_layers_before(model.num_layers, plans, chunk + 1), number)
+    before, after = (np.minimum(layers_before(k), number) for k in (chunk, chunk + 1))
     return np.asarray((after - before) / number)
 
 
@@ -128,16 +130,36 @@ def leading_on_rank(model: ModelSpec, plans: PlanBatch, rank: FloatArray) -> Flo
     """Share of the model's leading layers whose weights one rank of each plan holds, shape [P];
     of two copies of the model the sum of both.
     """
+    mirror = plans.pp - 1 - rank
+    share = (rank == 0) + (mirror == 0) * np.isin(plans.schedule, TWO_WAY_CODES) * 1.0
+    beyond = np.flatnonzero(_beyond_first_chunk(model, plans))
+    if beyond.size:
+        share[beyond] = _dealt_share(model, plans.take(beyond), rank[beyond])
+    return np.asarray(share)
+
+
+def _beyond_first_chunk(model: ModelSpec, plans: PlanBatch) -> NDArray[np.bool_]:
+    """Where leading layers may reach beyond the first chunk."""
+    least = model.num_layers / (plans.pp * plans.vpp) - 1  # the embedding may take a place
+    of_rank = np.minimum(plans.first_stage_layers / plans.vpp, least + 1)  # a wave has even ones
+    least = np.where(plans.layout == FIRST_LAST, of_rank, least)
+    return np.asarray((least < model.num_leading_layers) | (plans.layout == FREE))
+
+
+def _dealt_share(model: ModelSpec, plans: PlanBatch, rank: FloatArray) -> FloatArray:
+    """:func:`leading_on_rank`, chunk by chunk."""
     pp = plans.pp.astype(np.float64)
-    mirror = pp - 1 - rank
-    wave, two_way = (np.isin(plans.schedule, codes) for codes in (WAVE_CODES, TWO_WAY_CODES))
-    share, turn = np.zeros(len(plans)), 0
-    while (_layers_before(model.num_layers, plans, turn * pp) < model.num_leading_layers).any():
+    layers_before, mirror = _layers_before(model.num_layers, plans), pp - 1 - rank
+    special = bool((plans.schedule >= PLAIN_SCHEDULES).any())
+    wave = np.isin(plans.schedule, WAVE_CODES) if special else False
+    share, turn = _leading_between(layers_before, model, rank), 1
+    while (layers_before(turn * pp) < model.num_leading_layers).any():
         on_turn = np.where(wave, mirror, rank) if turn % 2 else rank
-        share = share + leading_on_chunk(model, plans, turn * pp + on_turn)
+        share = share + _leading_between(layers_before, model, turn * pp + on_turn)
         turn += 1
-    if two_way.any():
-        share = share + two_way * leading_on_chunk(model, plans, mirror)
+    if special:
+        two_way = np.isin(plans.schedule, TWO_WAY_CODES)
+        share = share + two_way * _leading_between(layers_before, model, mirror)
     return share
 
 
@@ -150,12 +172,10 @@ def leading_at_ends(model: ModelSpec, plans: PlanBatch) -> tuple[FloatArray, Flo
 
 def ranks_at_leading_end(model: ModelSpec, plans: PlanBatch) -> tuple[FloatArray, FloatArray]:
     """Ranks of the last chunk with leading layers and of the one after it, shape [P] each."""
-    last = np.zeros(len(plans))
-    while True:
-        further = _layers_before(model.num_layers, plans, last + 1) < model.num_leading_layers
-        if not further.any():
-            return _rank_of(plans, last), _rank_of(plans, last + 1)
+    layers_before, last = _layers_before(model.num_layers, plans), np.zeros(len(plans))
+    while (further := layers_before(last + 1) < model.num_leading_layers).any():
         last = last + further
+    return _rank_of(plans, last), _rank_of(plans, last + 1)
 
 
 def _rank_of(plans: PlanBatch, chunk: FloatArray) -> FloatArray:
@@ -165,22 +185,34 @@ def _rank_of(plans: PlanBatch, chunk: FloatArray) -> FloatArray:
     return np.where(upwards, plans.pp - 1 - place, place)
 
 
-def _layers_before(num_layers: int, plans: PlanBatch, chunk: FloatArray) -> FloatArray:
-    """Layers before a chunk of each plan, in the order of the model."""
-    chunks, pp, vpp = chunk_layers(num_layers, plans), plans.pp, plans.vpp
-    before = np.where(chunk > 0, chunks.first + (chunk - 1) * chunks.middle, 0.0)
-    if _uneven_chunks(plans).any():  # the ends of every turn round the ranks
-        turn, place = np.divmod(chunk, pp)
-        within = np.where(place > 0, chunks.first + (place - 1) * chunks.middle, 0.0)
-        before = np.where(_uneven_chunks(plans), turn * num_layers / vpp + within, before)
-    for index, stages in free_stages(plans):
-        before[index] = stages.chunks[: int(chunk[index])].sum()
-    return np.where(chunk < pp * vpp, before, float(num_layers))
+Before = Callable[[FloatArray], FloatArray]
+
+
+def _layers_before(num_layers: int, plans: PlanBatch) -> Before:
+    """Layers before a chunk of each plan, in the order of the model, as a function of the chunk."""
+    (first, middle, _), pp, vpp = chunk_layers(num_layers, plans), plans.pp, plans.vpp
+    uneven, free, num_chunks = _uneven_chunks(plans), list(free_stages(plans)), pp * vpp
+    by_turn = bool(uneven.any())
+
+    def before(chunk: FloatArray) -> FloatArray:
+        layers = np.where(chunk > 0, first + (chunk - 1) * middle, 0.0)
+        if by_turn:  # the ends of every turn round the ranks
+            turn, place = np.divmod(chunk, pp)
+            within = np.where(place > 0, first + (place - 1) * middle, 0.0)
+            layers = np.where(uneven, turn * num_layers / vpp + within, layers)
+        for index, stages in free:
+            layers[index] = stages.chunks[: int(chunk[index])].sum()
+        return np.where(chunk < num_chunks, layers, float(num_layers))
+
+    return before
 
 
 def _uneven_chunks(plans: PlanBatch) -> NDArray[np.bool_]:
     """Where all chunks of the first and the last rank differ from the others."""
-    return np.asarray((plans.layout == FIRST_LAST) & ~np.isin(plans.schedule, WAVE_CODES))
+    by_rank: NDArray[np.bool_] = np.asarray(plans.layout == FIRST_LAST)
+    if not by_rank.any():
+        return by_rank
+    return np.asarray(by_rank & ~np.isin(plans.schedule, WAVE_CODES))
 
 
 def _set_classes(classes: StageLayers, index: int, values: FloatArray) -> None:
