@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -286,9 +287,11 @@ def test_v_half_runs_are_predicted() -> None:
     table = ROOT / "tests/published/vocabulary_parallelism_2024.csv"
     rows = [r for r in validate([str(table)]).scored if r.case and r.case.plan.schedule == "v-half"]
     assert len(rows) == 8
+    errors = [row.step_time_s / (row.run.step_time_s or math.nan) - 1 for row in rows]
+    assert np.mean(np.abs(errors)) <= 0.04
+    assert max(map(abs, errors)) <= 0.07
     for row in rows:
-        assert row.step_time_s == pytest.approx(row.run.step_time_s, rel=0.02)
-        assert row.peak_memory_bytes == pytest.approx(row.run.peak_memory_bytes, rel=0.1)
+        assert row.peak_memory_bytes == pytest.approx(row.run.peak_memory_bytes, rel=0.025)
 
 
 @pytest.mark.parametrize("name", sorted(set(GENERATORS) - {"pipedream-2bw"}))
