@@ -154,7 +154,7 @@ def part_of_space(text: str | Part) -> Part:
 def settings(text: str) -> dict[str, Value]:
     """``num_layers=12``: fields of the model with another value."""
     with _as_bad_parameter():
-        return unique((name, _setting(name, part)) for name, part in assignments(text))
+        return unique((name, _setting(part)) for name, part in assignments(text))
 
 
 @contextmanager
@@ -266,10 +266,7 @@ def whole_numbers(text: str) -> list[int]:
     return known
 
 
-def _setting(name: str, text: str) -> Value:
+def _setting(text: str) -> Value:
+    """A number, a switch, or the text itself: the model says which of them a field takes."""
     number = _integer(text)
-    if number is not None:
-        return number
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    raise PlanError(f"{name} must be a whole number, true or false, got {shown(text)}")
+    return _SWITCHES.get(text.lower(), text) if number is None else number

@@ -320,6 +320,9 @@ def _every(config: ConfigReader, kind: str, number: int, period: int, offset: in
     """Which layers are ``offset`` behind a multiple of the period."""
     period = config.whole(f"{kind}_layer_period", default=period)
     offset = config.whole(f"{kind}_layer_offset", default=offset, smallest=0)
+    if offset >= period:
+        message = f"expected less than {kind}_layer_period={period}, got {offset}"
+        raise SpecError(message, key=f"{kind}_layer_offset")
     return [index % period == offset for index in range(number)]
 
 

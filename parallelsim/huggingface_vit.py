@@ -14,6 +14,7 @@ from parallelsim.errors import SpecError
 from parallelsim.huggingface_config import ConfigReader
 from parallelsim.layers import MLP, Attention, Block, Layer
 from parallelsim.model import ModelSpec
+from parallelsim.yaml_io import shown
 
 
 def _vit(config: ConfigReader, name: str) -> ModelSpec:
@@ -55,7 +56,9 @@ def _vit(config: ConfigReader, name: str) -> ModelSpec:
 
 def _num_labels(config: ConfigReader) -> int:
     names = config.value("id2label")
-    return len(names) if isinstance(names, dict) and names else config.whole("num_labels", 2)
+    if names is not None and not isinstance(names, dict):
+        raise SpecError(f"expected a mapping, got {shown(names)}", key="id2label")
+    return len(names) if names else config.whole("num_labels", 2)
 
 
 def _patches(size: int, patch: int, channels: int) -> list[Mapping[str, Any]]:

@@ -178,6 +178,9 @@ def test_set_changes_the_model() -> None:
     assert data["overrides"] == {"num_layers": 12}
     assert data["memory_per_stage"][0]["layers"] == 12
     assert "12" in run("simulate", *SMALL, "--set", "num_layers=12").stdout.splitlines()[0]
+    adapters = "lora_rank=16,lora_targets=linear_qkv+linear_proj"
+    overrides = answer("simulate", *SMALL, "--set", adapters)["overrides"]
+    assert overrides == {"lora_rank": 16, "lora_targets": "linear_qkv+linear_proj"}
 
 
 def test_sequence_lengths_may_be_written_with_k() -> None:

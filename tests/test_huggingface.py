@@ -313,6 +313,11 @@ LLAMA = CHECKPOINTS["llama-3-8b"][0]
             {"model_type": "jamba", "mamba_proj_bias": True},
             "mamba_proj_bias: biases of these projections",
         ),
+        (
+            {"model_type": "jamba", "attn_layer_offset": 8},
+            "attn_layer_offset: expected less than attn_layer_period=8, got 8",
+        ),
+        ({"model_type": "vit", "id2label": 5}, "id2label: expected a mapping, got 5"),
         ({"model_type": "mamba", "time_step_rank": -3}, "time_step_rank: expected a whole number"),
         ({"model_type": "mixtral"}, "num_local_experts: this key is missing"),
         ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window: a sliding window is"),
