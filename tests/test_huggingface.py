@@ -394,7 +394,7 @@ def attempt(config):
     return None
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(FUZZED)), st.data())
 def test_mutated_configurations_load_or_are_refused(name, data):
     config = copy.deepcopy(FUZZED[name])
@@ -406,7 +406,7 @@ def test_mutated_configurations_load_or_are_refused(name, data):
     assert model is None or model.num_parameters > 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from([*KEYS]) | st.text(max_size=4), junk, max_size=8))
 def test_random_configurations_load_or_are_refused(config):
     model = attempt(config)

@@ -415,7 +415,7 @@ KINDS = ("deepseek-v3", "gpt-oss-20b", "nemotron-h-8b", "t5-11b")
 MUTATED = [LLAMA, *map(document, KINDS)]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_mutated_documents_load_or_are_refused(data):
     mutated = data.draw(st.sampled_from(MUTATED))
@@ -429,7 +429,7 @@ def test_mutated_documents_load_or_are_refused(data):
 TEXT = dump_yaml(LLAMA)
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=250)
 @given(
     st.integers(0, len(TEXT)),
     st.integers(0, 30),
@@ -548,7 +548,7 @@ def test_num_layers_of_a_repeated_pair_is_even():
         load_model("qwen3-30b-a3b", {"num_experts": 4})
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["llama3-70b", "deepseek-v3", "t5-11b", "nemotron-h-8b"]),
     st.dictionaries(
