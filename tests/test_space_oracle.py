@@ -360,9 +360,7 @@ def test_grid_search_accounts_for_every_candidate(
     """Plans that fit nowhere are not asked about their staging: they are out of memory alone."""
     space = _space(model_name, num_gpus, global_batch_size, framework_name, cluster_name)
     zones = simulate(space.model, space.cluster, space.framework, _valid(space)).zone
-    result = _searched(
-        False, model_name, num_gpus, global_batch_size, framework_name, cluster_name
-    )
+    result = _searched(False, model_name, num_gpus, global_batch_size, framework_name, cluster_name)
     counted = dict(result.reasons)
     out_of_memory = counted.pop("out of memory", 0)
     rejections = _rejections(space)
