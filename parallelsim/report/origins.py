@@ -70,7 +70,10 @@ def _tensor_parallel(simulation: Simulation, plan: Plan) -> str:
     kind = "gathers and reduce-scatters" if plan.sequence_parallel else "all-reduces"
     buffers = "with" if plan.tp_comm_overlap else "without"
     where = _where(simulation, plan.tp)
-    return f"{kind} over tp {plan.tp} {where}, {shown:.0%} of them shows {buffers} user buffers"
+    return (
+        f"{kind} over tp {plan.tp} {where}; {buffers} user buffers they cost the step "
+        f"{shown:.0%} of their own time"
+    )
 
 
 def _where(simulation: Simulation, ranks: int) -> str:
