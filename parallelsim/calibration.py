@@ -33,11 +33,11 @@ from parallelsim.units import GIB
 FloatArray = NDArray[np.float64]
 
 PRIOR_SD: Mapping[str, float] = {
-    "compute": 0.08,
-    "memory_bound": 0.08,
-    "intra_node": 0.20,
-    "inter_node": 0.20,
-    "host": 0.15,
+    "compute": 0.065,
+    "memory_bound": 0.065,
+    "intra_node": 0.16,
+    "inter_node": 0.16,
+    "host": 0.12,
     "memory_scale": 0.05,
     "memory_constant_bytes": 0.5 * GIB,
 }
@@ -56,8 +56,9 @@ MEMORY_NOISE = 0.05
 NOISE_RUNS = 8.0
 """The stated noise counts as this many runs against the spread that the runs show."""
 LEAST_NOISE = 0.05
-HUBER = 2.0
-"""Residuals beyond this many standard deviations count linearly: one wild run pulls no further."""
+HUBER = 0.8
+"""Residuals beyond this many standard deviations count linearly, so that one wild run pulls no
+further; below 1, since the equations' errors have heavier tails than a normal distribution's."""
 LARGEST_Z = 3.0
 """No factor moves further than this many standard deviations of its prior."""
 IDENTIFIED_SHRINK = 0.97
