@@ -61,7 +61,7 @@ HUBER = 0.8
 further; below 1, since the equations' errors have heavier tails than a normal distribution's."""
 LARGEST_Z = 3.0
 """No factor moves further than this many standard deviations of its prior."""
-IDENTIFIED_SHRINK = 0.97
+IDENTIFIED_SHRINK = 0.98
 """Posterior over prior standard deviation above which a factor is left alone."""
 WORST_LEFT_OUT = 1.3
 """Error of left-out runs over the default error above which the factors are given up."""
