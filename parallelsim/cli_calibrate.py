@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parallelsim.cli_values import whole_number
+from parallelsim.cli_options import rank_option
 
 if TYPE_CHECKING:
     from parallelsim.calibration import Calibration, ErrorChange, FactorFit
@@ -32,14 +32,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="The plan that the logs' runs used, as 'plan --output' writes it.",
 )
-@click.option(
-    "--rank",
-    type=whole_number(1, 10_000),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Which plan of that file.",
-)
+@rank_option
 @click.option("--output", "-o", metavar="FILE", help="Where to write the corrected cluster.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: shares and SI units.")

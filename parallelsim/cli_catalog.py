@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from parallelsim.cli_options import json_option
+
 
 @click.command(epilog="Example: parallelsim models llama3-70b")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@json_option
 def models(name: str | None, as_json: bool) -> None:
     """List the models, or show one with its sources. NAME may be a file."""
     from parallelsim import catalog
@@ -21,7 +23,7 @@ def models(name: str | None, as_json: bool) -> None:
 
 @click.command(epilog="Example: parallelsim clusters gb200-nvl72")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@json_option
 def clusters(name: str | None, as_json: bool) -> None:
     """List the clusters, or show one with its sources. NAME may be a file."""
     from parallelsim import catalog
@@ -32,7 +34,7 @@ def clusters(name: str | None, as_json: bool) -> None:
 
 @click.command(epilog="Example: parallelsim frameworks megatron-core")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@json_option
 def frameworks(name: str | None, as_json: bool) -> None:
     """List the training software, or show one with its sources. NAME may be a file."""
     from parallelsim import catalog

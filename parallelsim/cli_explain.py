@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from parallelsim.cli_inputs import Inputs, search_space
-from parallelsim.cli_options import SearchOptions, SpecOptions, spec_options
+from parallelsim.cli_options import (
+    SearchOptions,
+    SpecOptions,
+    json_option,
+    memory_limit_option,
+    rank_option,
+    spec_options,
+)
 from parallelsim.cli_run import planned
-from parallelsim.cli_values import Part, number_up_to, part_of_space, whole_number
+from parallelsim.cli_values import Part, part_of_space
 from parallelsim.errors import PlanError
 
 if TYPE_CHECKING:
@@ -30,25 +37,11 @@ why_not_option: Callable[[Any], Any] = click.option(
 
 @click.command(epilog="Example: parallelsim explain plans.yaml --rank 3 --why-not tp=4,pp=8")
 @click.argument("file")
-@click.option(
-    "--rank",
-    type=whole_number(1, 10_000),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Which plan of the file.",
-)
+@rank_option
 @spec_options
 @why_not_option
-@click.option(
-    "--memory-limit",
-    type=number_up_to(1.05),
-    metavar="X",
-    default=0.8,
-    show_default=True,
-    help="Share of a GPU's memory up to which a plan counts as safe.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@memory_limit_option
+@json_option
 def explain(
     file: str,
     rank: int,

@@ -12,6 +12,7 @@ from parallelsim.cli_inputs import fit_task
 from parallelsim.cli_options import (
     SearchOptions,
     SpecOptions,
+    json_option,
     only_grid,
     search_options,
     spec_options,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @click.command(epilog="Example: parallelsim fit --model llama3.1-405b --cluster hgx-h100")
 @spec_options
 @search_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@json_option
 def fit(spec: SpecOptions, search: SearchOptions, as_json: bool) -> int:
     """Find the smallest number of GPUs that trains a model, and what binds there.
 

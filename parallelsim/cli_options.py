@@ -74,6 +74,27 @@ class SearchOptions:
 Command = Callable[..., Any]
 
 
+rank_option: Command = click.option(
+    "--rank",
+    type=whole_number(1, 10_000),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Which plan of the file.",
+)
+memory_limit_option: Command = click.option(
+    "--memory-limit",
+    type=number_up_to(1.05),
+    metavar="X",
+    default=0.8,
+    show_default=True,
+    help="Share of a GPU's memory up to which a plan counts as safe.",
+)
+json_option: Command = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: SI units, full names."
+)
+
+
 _SPEC_OPTIONS: Mapping[str, Command] = {
     "model": click.option(
         "--model",
@@ -170,14 +191,7 @@ _SEARCH_OPTIONS = (
         multiple=True,
         help="Plan fields with some values, as cp=1..4 or 'tp=1|2|4'. Repeatable.",
     ),
-    click.option(
-        "--memory-limit",
-        type=number_up_to(1.05),
-        metavar="X",
-        default=0.8,
-        show_default=True,
-        help="Share of a GPU's memory up to which a plan counts as safe.",
-    ),
+    memory_limit_option,
     click.option(
         "--searcher",
         type=click.Choice(SEARCHERS),

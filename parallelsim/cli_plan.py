@@ -21,6 +21,7 @@ from parallelsim.cli_objective import (
 from parallelsim.cli_options import (
     SearchOptions,
     SpecOptions,
+    json_option,
     only_grid,
     search_options,
     spec_options,
@@ -52,7 +53,7 @@ EXIT_INTERRUPTED = 130
     show_default=True,
     help="Plans to show.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@json_option
 @click.option(
     "--output",
     "-o",
@@ -95,33 +96,9 @@ def plan(
     all_variants: bool,
 ) -> int:
     """Rank the ways to train a model on a cluster: fastest first, within memory."""
-    from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable
-
-    if compare_with is not None and aim.chooses_size:
-        raise click.UsageError(
-            f"--objective {aim.objective} chooses the number of GPUs, --compare-with has its own"
-        )
-    if spec.num_gpus is None and compare_with is None:
-        raise click.UsageError(
-            "Missing option '--gpus': the number of GPUs ('parallelsim fit' finds the smallest)."
-        )
-    check_how(search, how)
-    if robust:
-        only_grid(search, "--robustness")
-    if aim.chooses_size:
-        only_grid(search, f"--objective {aim.objective}")
     target, script = _export_target(export)
-    if export and as_json and script is None:
-        raise click.UsageError(
-            "--export without a file prints a script; with --json give it a file (TARGET:FILE)"
-        )
-    for path in (output, script):
-        if path is not None:
-            read = input_files(spec.model, spec.cluster, spec.framework, compare_with)
-            check_writable(path, force=force, inputs=read)
-    if output is not None and script and os.path.realpath(output) == os.path.realpath(script):
-        raise click.UsageError(f"--output and --export name the same file, {shown_path(output)}")
+    _check_asked(spec, search, aim, how, compare_with, robust)
+    _check_files(spec, output, script, export, compare_with, as_json, force)
     run = planned(spec, compare_with) if compare_with is not None else None
     inputs = run.inputs if run else load_inputs(spec, spec.num_gpus or 0)
     if run and output is not None:
@@ -130,8 +107,9 @@ def plan(
     if choice:
         inputs = load_inputs(spec, spec.num_gpus or 0)
     result = run_search(inputs, search, how, top)
-    asked = {"aim": aim, "choice": choice, "run": run, "file": compare_with, "parts": parts}
-    more = beside(inputs, search, result, **asked)  # type: ignore[arg-type]
+    more = beside(
+        inputs, search, result, aim=aim, choice=choice, run=run, file=compare_with, parts=parts
+    )
     if not len(result.plans):
         if as_json:
             _print_json(inputs, search, result, more)
@@ -151,12 +129,58 @@ def plan(
         more.print_before()
         _print_plans(inputs, search, result, more, all_variants)
         more.print_after(result.plans)
-        if fared:
-            from parallelsim.report.robustness import print_robustness
-
-            print_robustness(fared)
+        _print_robustness(fared)
         _print_next_steps(inputs, output)
     return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
+
+
+def _check_asked(
+    spec: SpecOptions,
+    search: SearchOptions,
+    aim: ObjectiveOptions,
+    how: HowToSearch,
+    compare_with: str | None,
+    robust: bool,
+) -> None:
+    """Options that contradict each other, before anything is read."""
+    if compare_with is not None and aim.chooses_size:
+        raise click.UsageError(
+            f"--objective {aim.objective} chooses the number of GPUs, --compare-with has its own"
+        )
+    if spec.num_gpus is None and compare_with is None:
+        raise click.UsageError(
+            "Missing option '--gpus': the number of GPUs ('parallelsim fit' finds the smallest)."
+        )
+    check_how(search, how)
+    if robust:
+        only_grid(search, "--robustness")
+    if aim.chooses_size:
+        only_grid(search, f"--objective {aim.objective}")
+
+
+def _check_files(
+    spec: SpecOptions,
+    output: str | None,
+    script: str | None,
+    export: str | None,
+    compare_with: str | None,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Files that cannot be written, or would replace one that is read, before the search."""
+    from parallelsim.input_files import input_files
+    from parallelsim.planfile import check_writable
+
+    if export and as_json and script is None:
+        raise click.UsageError(
+            "--export without a file prints a script; with --json give it a file (TARGET:FILE)"
+        )
+    for path in (output, script):
+        if path is not None:
+            read = input_files(spec.model, spec.cluster, spec.framework, compare_with)
+            check_writable(path, force=force, inputs=read)
+    if output is not None and script and os.path.realpath(output) == os.path.realpath(script):
+        raise click.UsageError(f"--output and --export name the same file, {shown_path(output)}")
 
 
 def _export_target(export: str | None) -> tuple[str | None, str | None]:
@@ -206,6 +230,13 @@ def _print_json(
 
         document["robustness"] = robustness_document(fared)
     click.echo(json_text(document))
+
+
+def _print_robustness(fared: Robustness | None) -> None:
+    from parallelsim.report.robustness import print_robustness
+
+    if fared:
+        print_robustness(fared)
 
 
 def _print_plans(

@@ -18,10 +18,13 @@ from parallelsim.cli_inputs import (
 )
 from parallelsim.cli_options import (
     SpecOptions,
+    json_option,
+    memory_limit_option,
     plan_options,
+    rank_option,
     spec_options,
 )
-from parallelsim.cli_values import Value, number_up_to, whole_number
+from parallelsim.cli_values import Value, whole_number
 from parallelsim.errors import PlanError
 from parallelsim.plan import Plan
 from parallelsim.planfile import with_sane_size
@@ -39,24 +42,10 @@ _DEGREES = ("tp", "cp", "pp")
     metavar="FILE",
     help="A plan, or plans that 'plan --output' wrote; other options change what it states.",
 )
-@click.option(
-    "--rank",
-    type=whole_number(1, 10_000),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Which plan of the file.",
-)
+@rank_option
 @plan_options
-@click.option(
-    "--memory-limit",
-    type=number_up_to(1.05),
-    metavar="X",
-    default=0.8,
-    show_default=True,
-    help="Share of a GPU's memory up to which a plan counts as safe.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@memory_limit_option
+@json_option
 def simulate(
     spec: SpecOptions,
     plan_file: str | None,
@@ -161,7 +150,7 @@ def _num_gpus(spec: SpecOptions, fields: dict[str, Any]) -> int:
     show_default=True,
     help="Plans to compare.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@json_option
 def compare(file: str, top: int, as_json: bool) -> None:
     """Show plans side by side, term by term, and why the first wins.
 
@@ -202,14 +191,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     epilog="Example: parallelsim export plans.yaml --rank 1 --to megatron --output run.sh"
 )
 @click.argument("file")
-@click.option(
-    "--rank",
-    type=whole_number(1, 10_000),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Which plan of the file.",
-)
+@rank_option
 @click.option(
     "--to",
     "target",

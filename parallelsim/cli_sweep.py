@@ -17,6 +17,7 @@ from parallelsim.cli_inputs import fit_task, shown_path, with_defaults
 from parallelsim.cli_options import (
     SearchOptions,
     SpecOptions,
+    json_option,
     only_grid,
     search_options,
     spec_options,
@@ -80,7 +81,7 @@ PICTURES = ("png", "svg", "html")
     metavar="N",
     help="Searches at once.  [default: one for each CPU core]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
+@json_option
 @click.option("--force", is_flag=True, help="Replace existing files.")
 def sweep(
     spec: SpecOptions,

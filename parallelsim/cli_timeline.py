@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from parallelsim.cli_inputs import Inputs, shown_path
-from parallelsim.cli_options import SpecOptions, plan_options, spec_options
+from parallelsim.cli_options import SpecOptions, plan_options, rank_option, spec_options
 from parallelsim.cli_simulate import one_plan
-from parallelsim.cli_values import Value, whole_number
+from parallelsim.cli_values import Value
 from parallelsim.errors import OutputError
 
 if TYPE_CHECKING:
@@ -26,14 +26,7 @@ SUFFIXES = (".json", ".svg", ".html", ".png")
     "--schedule zb-h1 --output trace.json"
 )
 @click.argument("file", required=False, metavar="[PLANS]")
-@click.option(
-    "--rank",
-    type=whole_number(1, 10_000),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Which plan of the file.",
-)
+@rank_option
 @spec_options
 @plan_options
 @click.option(

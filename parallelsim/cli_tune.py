@@ -16,6 +16,7 @@ from parallelsim.cli_inputs import (
 from parallelsim.cli_options import (
     SearchOptions,
     SpecOptions,
+    json_option,
     only_grid,
     search_options,
     spec_options,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 LARGEST_RATIO = 4.0
 """Measured over predicted, or the reverse, beyond which a step time is not of this plan."""
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON: SI units, full names.")
 
 
 @click.group()
@@ -103,7 +103,7 @@ def init(
 @tune.command("next", epilog="Example: parallelsim tune next study")
 @click.argument("folder")
 @click.option("--budget", type=whole_number(1, 1000), metavar="N", help="Raise the budget to N.")
-@_JSON
+@json_option
 def next_(folder: str, budget: int | None, as_json: bool) -> None:
     """Propose the plan worth running, and write its launch script into the study's folder."""
     from dataclasses import replace
@@ -159,7 +159,7 @@ def next_(folder: str, budget: int | None, as_json: bool) -> None:
     help="The candidate that ran.  [default: the one proposed]",
 )
 @click.option("--force", is_flag=True, help="Take a step time that is far from the prediction.")
-@_JSON
+@json_option
 def record(
     folder: str,
     log: str | None,
@@ -202,7 +202,7 @@ def record(
 
 @tune.command(epilog="Example: parallelsim tune status study")
 @click.argument("folder")
-@_JSON
+@json_option
 def status(folder: str, as_json: bool) -> None:
     """Show the runs, the best plan so far, and what another run is worth."""
     from parallelsim.tuning.study import load, locked
