@@ -226,6 +226,8 @@ def _model_from_path(text: str) -> ModelSpec:
 def _overridden(model: ModelSpec, overrides: Mapping[str, int | bool | str]) -> ModelSpec:
     """The model with all overrides applied at once: only the result has to be consistent."""
     values = {key: _override_value(key, value) for key, value in overrides.items()}
+    if values.get("encoder_seq_length") == 0:
+        raise SpecError("expected 1 or more, got 0", key="--set encoder_seq_length")
     changes = {key: values[key] for key in _MODEL_FIELDS if key in values}
     layers = {layer: _changed(layer, values) for layer, _ in model.layer_kinds}
     for key in (*_SUB_LAYER_FIELDS, "encoder_seq_length"):

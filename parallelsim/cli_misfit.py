@@ -80,7 +80,21 @@ def _refused_whatever_the_plan(inputs: Inputs, result: SearchResult) -> str:
         return ""
     others = {rule.name for rule in RULES} - set(names)
     spec = (inputs.model, inputs.cluster, inputs.framework)
-    return "; ".join(explain(*spec, Plan(), ignored=others))
+    words = "; ".join(explain(*spec, Plan(), ignored=others))
+    able = _frameworks_that_can(inputs, others)
+    return f"{words}; --framework {' or '.join(able)} can" if able else words
+
+
+def _frameworks_that_can(inputs: Inputs, ignored: set[str]) -> list[str]:
+    """The catalogue's frameworks under which the rules that no plan could obey are obeyed."""
+    from parallelsim.catalog import framework_names, load_framework
+    from parallelsim.rules import explain
+
+    return [
+        name
+        for name in framework_names()
+        if not explain(inputs.model, inputs.cluster, load_framework(name), Plan(), ignored=ignored)
+    ]
 
 
 def _print_rescues(inputs: Inputs, search: SearchOptions, result: SearchResult) -> None:

@@ -126,6 +126,19 @@ class CustomOperator:
                 message = f"{name} depends on {which}: a number of parameters cannot"
                 raise self._error(f"{message} (only on {', '.join(sorted(FIXED))})")
 
+    def check_values(self, symbols: Mapping[str, Value]) -> None:
+        """Refuse sizes without a value, and products and attention cores with a side of 0.
+
+        Raises:
+            SpecError: the first mistake, with the operator's name.
+        """
+        positive = KINDS[self.kind] if self.kind in (*WEIGHTED, "attention") else ()
+        for name, expression in self.sizes:
+            if not self.size(name, symbols).all() and name in positive:
+                raise self._error(f"{name} {expression.text!r} is 0: leave the operator out")
+        if self.kind in WEIGHTED:
+            self.product(symbols)
+
     def _fixed_sizes(self) -> tuple[str, ...]:
         """Sizes that parameters are counted from."""
         if self.kind == "gemm" and self.weights:
@@ -162,10 +175,7 @@ class Custom:
             raise SpecError("one attention core at most: split the layer", key="operators")
         symbols = unsharded(hidden_size, 1)
         for each in self.operators:
-            for name, _ in each.sizes:
-                each.size(name, symbols)
-            if each.kind in WEIGHTED:
-                each.product(symbols)
+            each.check_values(symbols)
         if self.input_values is not None:
             try:
                 self.input_values.value(symbols)

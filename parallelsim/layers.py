@@ -239,8 +239,8 @@ class MLP:
     gated: bool
     bias: bool = False
     activation: str = "silu"
-    """silu, gelu, relu or squared-relu: decides the export's flag; their run times do not differ
-    here.
+    """silu, clamped-silu, gelu, relu or squared-relu: decides the export's flag; their run times
+    do not differ here.
     """
 
     def num_parameters(self, hidden_size: int) -> int:

@@ -208,8 +208,7 @@ SOFTWARE_RULES: tuple[Rule, ...] = (
         lambda c, p: (
             f"{c.framework.name} needs compute capability "
             f"{c.framework.capabilities.min_compute_capability:g}, "
-            f"{c.cluster.accelerator.name} has {c.cluster.accelerator.compute_capability:g}; "
-            "use another framework"
+            f"{c.cluster.accelerator.name} has {c.cluster.accelerator.compute_capability:g}"
         ),
         reads_plan=False,
     ),
@@ -219,7 +218,7 @@ SOFTWARE_RULES: tuple[Rule, ...] = (
         sublayer_unsupported,
         lambda c, p: (
             f"{c.framework.name} does not run {choices(_missing_kinds(c))}; it has "
-            f"{choices(c.framework.capabilities.sublayers)}; use another framework"
+            f"{choices(c.framework.capabilities.sublayers)}"
         ),
         reads_plan=False,
     ),

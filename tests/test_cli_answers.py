@@ -75,6 +75,12 @@ def test_a_rescue_without_help_lists_what_was_tried() -> None:
     assert "the optimizer on the host" not in result.stderr  # of which nothing is known
 
 
+def test_a_framework_that_cannot_run_the_model_names_those_that_can() -> None:
+    result = run("plan", "--model", "t5-11b", "--gpus", "16", "--framework", "megatron-deepspeed")
+    assert "megatron-deepspeed does not run cross-attention" in error_of(result)
+    assert "--framework megatron-core or megatron-lm-2021" in error_of(result)
+
+
 @pytest.mark.parametrize(
     ("fixed", "guilty", "why"),
     [

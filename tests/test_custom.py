@@ -178,6 +178,7 @@ MISTAKES = {
     "kind": ({"kind": "fourier"}, "unknown kind 'fourier'"),
     "negative": ({"kind": "memory-bound", "forward_bytes": -1, "backward_bytes": 0}, "negative"),
     "negative flops": ({"m": "0 - tokens"}, "'conv1': m '0 - tokens' is negative"),
+    "no side": ({"k": 0}, "operator 'conv1': k '0' is 0: leave the operator out"),
     "symbol": ({"m": "tokenz"}, "operator 'conv1': m 'tokenz': unknown symbol 'tokenz'"),
     "zero": ({"m": "tokens / (tp - tp)"}, "divides by zero"),
     "attribute": ({"m": "tokens.real"}, "only + - * / // ( ) ceil, max and min"),

@@ -537,6 +537,11 @@ def test_wrong_overrides_are_refused(key, value, message):
     assert message in str(caught.value)
 
 
+def test_an_encoder_without_tokens_is_refused_by_its_own_name():
+    with pytest.raises(SpecError, match="--set encoder_seq_length: expected 1 or more, got 0"):
+        load_model("t5-11b", {"encoder_seq_length": 0})
+
+
 def test_num_layers_of_a_repeated_pair_is_even():
     with pytest.raises(SpecError, match="repeats 2 layers; expected a multiple, got 3"):
         load_model("gemma2-27b", {"num_layers": 3})
