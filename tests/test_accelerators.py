@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import assert_readable, mutated
 
 from parallelsim.catalog import accelerator_names, load_accelerator
 from parallelsim.cluster import COLLECTIVES, AcceleratorSpec
@@ -238,60 +239,6 @@ def test_wrong_keys_are_named_in_one_line(path: str, value: Any, key: str) -> No
     assert message.startswith("mine.yaml: ")
     assert key in message
     assert "\n" not in message
-
-
-JUNK: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 8, 13, 72, 2**31, 10**30, 10**400, 0.5, -0.5, 1e-300, 1e300),
-    *(
-        math.nan,
-        math.inf,
-        "",
-        "bf16",
-        "hopper",
-        "h100-80gb-sxm",
-        "a\nb",
-        "\x00",
-        "\ud800",
-        "x" * 500,
-    ),
-    *([], {}, [[]], [{}], [1, 2], {"source": 1}, {"source": "own"}, {"a\nb": 1}),
-)
-
-
-def paths(data: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value below ``data``."""
-    pairs: Any = data.items() if isinstance(data, dict) else ()
-    pairs = enumerate(data) if isinstance(data, list) else pairs
-    found = []
-    for key, value in pairs:
-        found += [(*prefix, key), *paths(value, (*prefix, key))]
-    return found
-
-
-def mutated(data: dict[str, Any], random: Random) -> dict[str, Any]:
-    """A copy with one to three values replaced, removed or added."""
-    data = copy.deepcopy(data)
-    for _ in range(random.randint(1, 3)):
-        *parents, last = random.choice(paths(data) or [("name",)])
-        target: Any = data
-        for key in parents:
-            target = target[key]
-        action = random.random()
-        if action < 0.2 and last in target:
-            del target[last]
-        elif action < 0.35 and isinstance(target, dict):
-            target[random.choice(("", "extra", "max_gpus", "a\nb"))] = copy.deepcopy(
-                random.choice(JUNK)
-            )
-        else:
-            target[last] = copy.deepcopy(random.choice(JUNK))
-    return data
-
-
-def assert_readable(error: ParallelSimError) -> None:
-    assert "\n" not in str(error)
-    assert str(error).isprintable()
-    assert len(str(error)) < 600
 
 
 @settings(max_examples=300)

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 
 import pytest
+from megatron_scripts import DATA_PARALLEL as PLAN
+from megatron_scripts import array, export
 
-from parallelsim.catalog import load_cluster, load_framework, load_model
+from parallelsim.catalog import load_model
 from parallelsim.errors import ExportError
-from parallelsim.exporters.megatron import DEFAULT_VERSION, export_megatron
+from parallelsim.exporters.megatron import DEFAULT_VERSION
 from parallelsim.exporters.megatron_flags import LOW_PRECISIONS
 from parallelsim.layers import Block
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan
 
-MEGATRON = load_framework("megatron-core")
 OLD = "core_v0.15.0"
-PLAN = Plan(dp=8, global_batch_size=16, zero=1)
 MIXTRAL = load_model("mixtral-8x7b")
 DEEPSEEK = load_model("deepseek-v3")
 GPT_OSS = load_model("gpt-oss-20b")
-
-
-def export(
-    model: ModelSpec, plan: Plan = PLAN, version: str = DEFAULT_VERSION, cluster: str = "hgx-h100"
-) -> str:
-    place = load_cluster(cluster, plan.num_gpus)
-    script = export_megatron(model, place, MEGATRON, plan, version)
-    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return script
-
-
-def array(script: str, name: str) -> list[str]:
-    """The lines of one bash array, without their indent."""
-    lines = script.splitlines()
-    start = lines.index(f"{name}=(") + 1
-    return [line.strip() for line in lines[start : lines.index(")", start)]]
 
 
 def with_experts(model: ModelSpec, **changes: object) -> ModelSpec:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import paths
 
 from parallelsim.catalog import OVERRIDES, load_model, model_names
 from parallelsim.errors import OutputError, ParallelSimError, SpecError, UnknownNameError
@@ -393,14 +394,6 @@ def test_huge_models_are_refused():
         loaded(data)
 
 
-def paths(data, prefix=()):
-    items = data.items() if isinstance(data, dict) else enumerate(data)
-    for key, value in items:
-        yield (*prefix, key)
-        if isinstance(value, dict | list):
-            yield from paths(value, (*prefix, key))
-
-
 junk = (
     st.none()
     | st.booleans()
@@ -420,7 +413,7 @@ MUTATED = [LLAMA, *map(document, KINDS)]
 def test_mutated_documents_load_or_are_refused(data):
     mutated = data.draw(st.sampled_from(MUTATED))
     for _ in range(data.draw(st.integers(1, 3))):
-        path = data.draw(st.sampled_from(list(paths(mutated))))
+        path = data.draw(st.sampled_from(paths(mutated)))
         mutated = set_key(mutated, path, data.draw(junk))
     model = attempt(loaded, mutated)
     assert model is None or model.num_parameters > 0
