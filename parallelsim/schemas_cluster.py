@@ -119,7 +119,7 @@ class PriceFile(StrictModel):
 
     source: str = Field(min_length=1)
     dollars_per_gpu_hour: float = Field(gt=0, le=1e4)
-    date: str = Field(pattern=r"^20[0-9]{2}-[01][0-9](-[0-3][0-9])?$")
+    date: str = Field(pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?$")
 
 
 class LinesFile(SectionFile):

@@ -164,24 +164,32 @@ def test_memory_ranks_by_memory() -> None:
 
 
 def test_a_price_in_the_cluster_file_is_named_with_its_date(tmp_path: Path) -> None:
-    source = Path(str(load_cluster.__code__.co_filename)).parent.parent / "clusters/hgx-h100.yaml"
-    text = source.read_text()
-    price = "price:\n  dollars_per_gpu_hour: 2.5\n  date: 2026-05\n  source: a price list\n"
+    source = Path(str(load_cluster.__code__.co_filename)).parent.parent / "clusters/hgx-b300.yaml"
+    text = source.read_text().replace("hgx-b300", "mine", 1)
+    price = 'price:\n  dollars_per_gpu_hour: 2.5\n  date: "2026-05"\n  source: a price list\n'
     mine = tmp_path / "mine.yaml"
-    mine.write_text(text + price.replace("2026-05", '"2026-05"'))
+    mine.write_text(text + price)
     cluster = ("--cluster", str(mine), "--gpus", "1", "--tokens", "1B")
     done = run(*SMALL, *cluster, "--objective", "cost")
     assert done.exit_code == 0, done.stderr
-    assert "(2.5 $ a GPU-hour, hgx-h100 as of 2026-05)" in " ".join(done.stdout.split())
-    mine.write_text(text + price.replace("  source: a price list\n", ""))
-    assert "price.source: this key is missing" in run(*SMALL, *cluster).stderr
+    assert "(2.5 $ a GPU-hour, mine as of 2026-05)" in " ".join(done.stdout.split())
+    for wrong, message in (
+        (price.replace("  source: a price list\n", ""), "price.source: this key is missing"),
+        (price.replace("2026-05", "2026-13"), "price.date: "),
+        (price.replace("2.5", "-2.5"), "price.dollars_per_gpu_hour: "),
+    ):
+        mine.write_text(text + wrong)
+        done = run(*SMALL, *cluster)
+        assert done.exit_code == 1
+        (error,) = done.stderr.splitlines()
+        assert message in error
 
 
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
         (
-            ("--objective", "cost", "--tokens", "1B"),
+            ("--objective", "cost", "--tokens", "1B", "--cluster", "hgx-b300"),
             1,
             "states no price; give --price-per-gpu-hour",
         ),
