@@ -17,10 +17,11 @@ from parallelsim.cli_run import PlannedRun
 from parallelsim.cli_values import Part
 
 if TYPE_CHECKING:
-    from parallelsim.objectives import Budget, Choice
+    from parallelsim.objectives import Choice
     from parallelsim.report.edits import Compared
     from parallelsim.search.result import SearchResult
     from parallelsim.simulate import Simulation
+    from parallelsim.whole_run import Budget
     from parallelsim.why_not import WhyNot
 
 
@@ -52,6 +53,10 @@ class Beside:
 
             objective = (self.aim.objective, self.budget, plans, self.choice)
             document["objective"] = objective_document(*objective)
+            if self.budget.tokens is not None:
+                from parallelsim.report.whole_run import whole_run_document
+
+                document["whole_run"] = whole_run_document(plans, self.budget)
         if self.run and self.compared:
             from parallelsim.report.edits import compared_document
 
@@ -73,12 +78,13 @@ class Beside:
     def print_after(self, plans: Simulation) -> None:
         """For people, below the ranking."""
         if self.budget and len(plans):
-            from parallelsim.report.objectives import budget_words, memory_words
+            from parallelsim.report.objectives import memory_words
             from parallelsim.report.tables import paragraph
+            from parallelsim.report.whole_run import whole_run_words
 
             if self.least_memory:
                 click.echo(paragraph(memory_words(plans, self.fastest)))
-            if words := budget_words(self.budget, plans):
+            for words in whole_run_words(plans, self.budget, "plan 1"):
                 click.echo(paragraph(words))
         if self.run and self.compared:
             from parallelsim.report.edits import print_compared
@@ -103,7 +109,7 @@ def beside(
 ) -> Beside:
     """Answer what is asked beside the ranking of ``result``, the fastest plans."""
     fastest = result.plans.take(slice(1))
-    given = aim.objective != "step-time" or aim.tokens is not None
+    given = aim.objective != "step-time" or aim.run.tokens is not None
     return Beside(
         aim,
         budget_of(aim, inputs) if given else None,

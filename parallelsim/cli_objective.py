@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -14,27 +11,15 @@ import click
 
 from parallelsim.cli_inputs import Inputs, fit_task
 from parallelsim.cli_options import Command, SearchOptions, SpecOptions
-from parallelsim.cli_values import number_up_to, shown
+from parallelsim.cli_whole_run import RunOptions, run_options
 from parallelsim.errors import NoFeasiblePlanError, SpecError
 
 if TYPE_CHECKING:
-    from parallelsim.objectives import Budget, Choice
+    from parallelsim.objectives import Choice
     from parallelsim.search.result import SearchResult
+    from parallelsim.whole_run import Budget
 
 OBJECTIVES = ("step-time", "tokens-per-gpu", "cost", "fewest-gpus", "memory")
-_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
-def token_count(text: str | float) -> float:
-    """``15T``, ``300B`` or ``1.5e12`` tokens."""
-    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmbt]?)", str(text).lower(), re.ASCII)
-    try:
-        tokens = float(match[1]) * _SUFFIXES[match[2]] if match else math.nan
-    except ValueError:
-        tokens = math.nan
-    if not 0 < tokens <= 1e18:
-        raise click.BadParameter(f"{shown(text)} is no number of tokens (as 15T, 300B or 1.5e12)")
-    return tokens
 
 
 @dataclass(frozen=True)
@@ -42,9 +27,7 @@ class ObjectiveOptions:
     """What the plan is chosen for."""
 
     objective: str
-    tokens: float | None
-    deadline_days: float | None
-    price_per_gpu_hour: float | None
+    run: RunOptions
 
     @property
     def chooses_size(self) -> bool:
@@ -59,16 +42,21 @@ class ObjectiveOptions:
         """
         needs = {"cost": ("tokens",), "fewest-gpus": ("tokens", "deadline_days")}
         for name in needs.get(self.objective, ()):
-            if getattr(self, name) is None:
+            if getattr(self.run, name) is None:
                 option = "--" + name.replace("_", "-")
                 raise click.UsageError(f"--objective {self.objective} needs {option}")
-        for name in ("deadline_days", "price_per_gpu_hour"):
-            if getattr(self, name) is not None and self.tokens is None:
-                raise click.UsageError(f"--{name.replace('_', '-')} needs --tokens")
 
 
-_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option(
+def objective_options(command: Command) -> Command:
+    """Add the options of :class:`ObjectiveOptions`; the command receives them as ``aim``."""
+
+    @wraps(command)
+    def with_aim(*args: Any, objective: str, run: RunOptions, **options: Any) -> Any:
+        aim = ObjectiveOptions(objective, run)
+        aim.check()
+        return command(*args, aim=aim, **options)
+
+    option = click.option(
         "--objective",
         type=click.Choice(OBJECTIVES),
         default="step-time",
@@ -76,47 +64,8 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="What the plan is chosen for: step-time and memory (the least) with --gpus GPUs;"
         " tokens-per-gpu, cost (dollars for --tokens) and fewest-gpus (for --tokens by"
         " --deadline-days) with at most --gpus.",
-    ),
-    click.option(
-        "--tokens",
-        type=token_count,
-        metavar="N",
-        help="Tokens of the whole training, as 15T: prints its days, GPU-hours and price.",
-    ),
-    click.option(
-        "--deadline-days",
-        type=number_up_to(1e6, low=1e-3),
-        metavar="X",
-        help="Days by which all --tokens are trained.",
-    ),
-    click.option(
-        "--price-per-gpu-hour",
-        type=number_up_to(1e4, low=1e-4),
-        metavar="X",
-        help="Dollars.  [default: of the cluster's file, if it states a price]",
-    ),
-)
-
-
-def objective_options(command: Command) -> Command:
-    """Add the options of :class:`ObjectiveOptions`; the command receives them as ``aim``."""
-
-    @wraps(command)
-    def with_aim(
-        *args: Any,
-        objective: str,
-        tokens: float | None,
-        deadline_days: float | None,
-        price_per_gpu_hour: float | None,
-        **options: Any,
-    ) -> Any:
-        aim = ObjectiveOptions(objective, tokens, deadline_days, price_per_gpu_hour)
-        aim.check()
-        return command(*args, aim=aim, **options)
-
-    for option in reversed(_OPTIONS):
-        with_aim = option(with_aim)
-    return with_aim
+    )
+    return option(run_options(with_aim))
 
 
 def budget_of(aim: ObjectiveOptions, inputs: Inputs) -> Budget:
@@ -125,12 +74,10 @@ def budget_of(aim: ObjectiveOptions, inputs: Inputs) -> Budget:
     Raises:
         SpecError: the objective is a cost and there is no price.
     """
-    from parallelsim.objectives import Budget
-
-    price = aim.price_per_gpu_hour or inputs.cluster.dollars_per_gpu_hour
-    if aim.objective == "cost" and price is None:
+    budget = aim.run.budget(inputs.cluster)
+    if aim.objective == "cost" and budget.dollars_per_gpu_hour is None:
         raise SpecError(f"{inputs.cluster.name} states no price; give --price-per-gpu-hour")
-    return Budget(aim.tokens, aim.deadline_days, price)
+    return budget
 
 
 def chosen_size(
@@ -162,8 +109,8 @@ def _no_size(choice: Choice, budget: Budget, at_most: int) -> str:
     found = [row for row in choice.tried if row["step_time_s"] is not None]
     if not found:
         return f"no size up to {at_most} GPUs has a safe plan; 'parallelsim fit' says what binds"
-    fastest = max(found, key=lambda row: float(row["tokens_per_s"]))
-    days = budget.days(float(fastest["tokens_per_s"]))
+    fastest = max(found, key=lambda row: float(row["kept_tokens_per_s"]))
+    days = budget.days(float(fastest["kept_tokens_per_s"]))
     return (
         f"no size up to {at_most} GPUs trains all tokens in {budget.deadline_days:g} days: the "
         f"fastest, {fastest['num_gpus']} GPUs, takes {days:.3g}"

@@ -25,6 +25,7 @@ from parallelsim.cli_options import (
     spec_options,
 )
 from parallelsim.cli_values import Value, whole_number
+from parallelsim.cli_whole_run import RunOptions, run_options
 from parallelsim.errors import PlanError
 from parallelsim.plan import Plan
 from parallelsim.planfile import with_sane_size
@@ -45,6 +46,7 @@ _DEGREES = ("tp", "cp", "pp")
 @rank_option
 @plan_options
 @memory_limit_option
+@run_options
 @json_option
 def simulate(
     spec: SpecOptions,
@@ -52,6 +54,7 @@ def simulate(
     rank: int,
     plan_fields: dict[str, Value],
     memory_limit: float,
+    run: RunOptions,
     as_json: bool,
 ) -> None:
     """Predict the step time and the memory of one plan, term by term.
@@ -67,11 +70,16 @@ def simulate(
     simulation = replayed(
         simulated(inputs.model, inputs.cluster, inputs.framework, one, memory_limit)
     )
+    budget = run.budget(inputs.cluster)
     if as_json:
         from parallelsim.report.documents import json_text, simulate_document
 
-        head = inputs.head() | {"assumed": assumed}
-        click.echo(json_text(simulate_document(head, simulation)))
+        document = simulate_document(inputs.head() | {"assumed": assumed}, simulation)
+        if budget.tokens is not None:
+            from parallelsim.report.whole_run import whole_run_document
+
+            document["whole_run"] = whole_run_document(simulation, budget)
+        click.echo(json_text(document))
         return
     from parallelsim.report import single
     from parallelsim.rules import explain
@@ -84,6 +92,13 @@ def simulate(
     single.print_simulation(
         simulation, explain(inputs.model, inputs.cluster, inputs.framework, one)
     )
+    from parallelsim.report.tables import print_line
+    from parallelsim.report.whole_run import whole_run_words
+
+    if budget.tokens is not None:
+        click.echo("")
+    for words in whole_run_words(simulation, budget, "this plan"):
+        print_line(words)
 
 
 def one_plan(

@@ -141,6 +141,13 @@ class ClusterSpec:
     """None: the file states no price."""
     price_date: str = ""
     """Day or month of that price."""
+    node_power_w: float | None = None
+    """Rated maximum of a node, all of it; None: the file states none."""
+    gpu_hours_between_failures: float | None = None
+    """GPU-hours for each failure that stops a run; None: the file states none."""
+    storage_bytes_per_s_per_node: float | None = None
+    """Rate at which a node writes and reads checkpoints while all do; None: the file states none.
+    """
 
     @property
     def domain_size(self) -> int:

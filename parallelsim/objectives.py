@@ -1,8 +1,8 @@
 """What a plan is chosen for: GPU-hours or money for a number of tokens, the fewest GPUs for a
 deadline, the most tokens of a GPU; over cluster sizes.
 
-A token budget D on N GPUs that train R tokens/s takes D / R seconds, N D / R GPU-seconds. Neglects
-restarts, checkpoints and evaluation.
+Days and GPU-hours are those of :mod:`parallelsim.whole_run`: with its checkpoints and failures, so
+that a size that fails more often has to be faster.
 """
 
 from __future__ import annotations
@@ -10,44 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from parallelsim.fit import Task, allowed_sizes
+from parallelsim.plan import Plan
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.sweep import FOUND, Point, Row, run
+from parallelsim.whole_run import DAY_S, Budget, checkpoint_bytes, default_faults, recovery
 
 FEWEST_GPUS = "fewest-gpus"
 """The objective for which a smaller cluster is better; for the others more tokens of a GPU are."""
-DAY_S, HOUR_S = 86_400.0, 3_600.0
 MOST_BETWEEN = 64
 """Sizes between two tried ones that are tried too."""
 SPARE_RATE = 1.05
 """Sizes that would need so many times the tokens/s of a GPU of any size tried are passed over."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What is to be trained, by when, at what price; None: not stated."""
-
-    tokens: float | None = None
-    deadline_days: float | None = None
-    dollars_per_gpu_hour: float | None = None
-
-    def days(self, tokens_per_s: float) -> float | None:
-        """Days for all tokens."""
-        return None if self.tokens is None else self.tokens / tokens_per_s / DAY_S
-
-    def gpu_hours(self, tokens_per_s_per_gpu: float) -> float | None:
-        """GPU-hours for all tokens."""
-        return None if self.tokens is None else self.tokens / tokens_per_s_per_gpu / HOUR_S
-
-    def dollars(self, tokens_per_s_per_gpu: float) -> float | None:
-        """Price of all tokens."""
-        hours = self.gpu_hours(tokens_per_s_per_gpu)
-        price = self.dollars_per_gpu_hour
-        return None if hours is None or price is None else hours * price
-
-    def is_met(self, tokens_per_s: float) -> bool:
-        """Whether all tokens are trained by the deadline; true without one."""
-        days = self.days(tokens_per_s)
-        return self.deadline_days is None or days is None or days <= self.deadline_days
 
 
 @dataclass(frozen=True)
@@ -56,7 +32,8 @@ class Choice:
 
     objective: str
     tried: tuple[Row, ...]
-    """The best plan at each size that was tried, ascending: rows of a sweep."""
+    """The best plan at each size that was tried, ascending: rows of a sweep, with the ``goodput``
+    and the rates ``kept_tokens_per_s`` and ``kept_tokens_per_s_per_gpu`` that it leaves."""
     best: Row | None
     """None: no size meets the deadline, or none has a safe plan."""
 
@@ -72,13 +49,12 @@ def choose_size(
     """
     allowed = allowed_sizes(task.cluster, 1, at_most)
     coarse = [n for n in allowed if _is_round(n) or n == allowed[-1]]
-    tried = _searched(task, coarse, num_processes)
+    tried = _searched(task, budget, coarse, num_processes)
     best = _best(tried, objective, budget)
     if best is not None:
         between = _between(allowed, coarse, best, objective, budget, tried)
-        tried = sorted(
-            [*tried, *_searched(task, between, num_processes)], key=lambda row: int(row["num_gpus"])
-        )
+        more = _searched(task, budget, between, num_processes)
+        tried = sorted([*tried, *more], key=lambda row: int(row["num_gpus"]))
         best = _best(tried, objective, budget)
     return Choice(objective, tuple(tried), best)
 
@@ -90,20 +66,35 @@ def _is_round(number: int) -> bool:
     return number in (1, 3)
 
 
-def _searched(task: Task, sizes: Sequence[int], num_processes: int) -> list[Row]:
+def _searched(task: Task, budget: Budget, sizes: Sequence[int], num_processes: int) -> list[Row]:
     length, batch = task.model.seq_length, task.global_batch_size
     wanted = [Point(length, batch, size) for size in sizes]
-    return sorted(run(task, wanted, num_processes), key=lambda row: int(row["num_gpus"]))
+    rows = [with_goodput(task, budget, row) for row in run(task, wanted, num_processes)]
+    return sorted(rows, key=lambda row: int(row["num_gpus"]))
+
+
+def with_goodput(task: Task, budget: Budget, row: Row) -> Row:
+    """The row of a sweep and the rates that checkpoints and failures leave; None without a plan."""
+    if row["status"] != FOUND:
+        return row | {"goodput": None, "kept_tokens_per_s": None, "kept_tokens_per_s_per_gpu": None}
+    plan = PlanBatch.from_plans([Plan(optimizer=row["optimizer"], precision=task.precision)])
+    size = checkpoint_bytes(task.model, task.framework, plan)
+    step_s, rate = np.array([row["step_time_s"]]), float(row["tokens_per_s"])
+    num_steps = np.inf if budget.tokens is None else budget.tokens / (rate * step_s)
+    cluster = task.cluster.with_num_gpus(int(row["num_gpus"]))
+    faults = budget.faults or default_faults(cluster)
+    kept = float(recovery(cluster, faults, size, step_s, num_steps).goodput[0])
+    rates = {f"kept_{name}": row[name] * kept for name in ("tokens_per_s", "tokens_per_s_per_gpu")}
+    return row | {"goodput": kept} | rates
 
 
 def _best(tried: Sequence[Row], objective: str, budget: Budget) -> Row | None:
     """Of the sizes that meet the deadline, the first of the best."""
-    meeting = [
-        row for row in tried if row["status"] == FOUND and budget.is_met(row["tokens_per_s"])
-    ]
+    found = [row for row in tried if row["status"] == FOUND]
+    meeting = [row for row in found if budget.is_met(row["kept_tokens_per_s"])]
     if objective == FEWEST_GPUS:
         return min(meeting, key=lambda row: int(row["num_gpus"]), default=None)
-    return max(meeting, key=lambda row: float(row["tokens_per_s_per_gpu"]), default=None)
+    return max(meeting, key=lambda row: float(row["kept_tokens_per_s_per_gpu"]), default=None)
 
 
 def _between(
@@ -121,7 +112,7 @@ def _between(
     high = size if objective == FEWEST_GPUS or at + 1 == len(coarse) else coarse[at + 1]
     sizes = [n for n in allowed if low < n < high and n != size]
     if budget.tokens is not None and budget.deadline_days is not None:
-        rates = [row["tokens_per_s_per_gpu"] for row in tried if row["status"] == FOUND]
+        rates = [row["kept_tokens_per_s_per_gpu"] for row in tried if row["status"] == FOUND]
         needed = budget.tokens / (budget.deadline_days * DAY_S)
         sizes = [n for n in sizes if n * max(rates) * SPARE_RATE >= needed]
     if len(sizes) <= MOST_BETWEEN:

@@ -161,6 +161,7 @@ def build_cluster(
         tiers = _with_nic(tiers, nic_gbit_per_s, node)
     named = isinstance(accelerator, str)
     host, price = data.get("host_memory"), data.get("price")
+    power, reliability, storage = (data.get(n) for n in ("power", "reliability", "storage"))
     return _record(
         ClusterSpec,
         data,
@@ -168,6 +169,13 @@ def build_cluster(
         host_memory_bytes_per_s=host["host_memory_gb_per_s"] * GB if host else None,
         dollars_per_gpu_hour=price["dollars_per_gpu_hour"] if price else None,
         price_date=price["date"] if price else "",
+        node_power_w=power["node_kw"] * 1e3 if power else None,
+        gpu_hours_between_failures=(
+            float(reliability["gpu_hours_between_failures"]) if reliability else None
+        ),
+        storage_bytes_per_s_per_node=(
+            storage["storage_gb_per_s_per_node"] * GB if storage else None
+        ),
         accelerator=load_accelerator(accelerator) if named else build_accelerator(accelerator),
         tiers=tiers,
         num_gpus=node,

@@ -122,6 +122,24 @@ class PriceFile(StrictModel):
     date: str = Field(pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?$")
 
 
+class PowerFile(SectionFile):
+    """Rated maximum of a node, all of it."""
+
+    node_kw: float = Field(gt=0, le=1e4)
+
+
+class ReliabilityFile(SectionFile):
+    """How many GPU-hours pass for each failure that stops a run."""
+
+    gpu_hours_between_failures: float = Field(ge=1, le=1e12)
+
+
+class StorageFile(SectionFile):
+    """Rate at which a node writes and reads checkpoints while all do."""
+
+    storage_gb_per_s_per_node: Rate
+
+
 class LinesFile(SectionFile):
     """The two lines of one collective with ``ranks`` GPUs."""
 
@@ -184,6 +202,9 @@ class ClusterFile(SectionFile):
     max_gpus: int | None = Field(default=OPTIONAL, ge=1, le=2**31)
     host_memory: HostMemoryFile | None = OPTIONAL
     price: PriceFile | None = OPTIONAL
+    power: PowerFile | None = OPTIONAL
+    reliability: ReliabilityFile | None = OPTIONAL
+    storage: StorageFile | None = OPTIONAL
     tiers: list[TierFile] = Field(min_length=1, max_length=8)
 
 

@@ -36,6 +36,14 @@ def format_seconds(value: float) -> str:
     return f"{_three_digits(value / MICRO)} us"
 
 
+def format_duration(value: float) -> str:
+    """Seconds up to two minutes, then minutes, hours and days with three significant digits."""
+    for unit, size, most in (("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
+        if 120.0 <= value < most:
+            return f"{_three_digits(value / size)} {unit}"
+    return format_seconds(value) if value < 120.0 else f"{_three_digits(value / 86_400.0)} days"
+
+
 def format_count(value: float) -> str:
     """Large counts as people say them: ``format_count(70_553_706_496)`` is ``'70.6 B'``."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -78,6 +78,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("step", "core", ("step",), False),
     ("simulate", "core", ("simulate",), False),
     ("replay", "core", ("replay", "replay_costs"), True),
+    ("whole run", "core", ("whole_run",), False),
     ("search", "top", ("search.",), True),
     ("edges", "top", EDGES, True),
     ("program", "top", ("cli*", "commands."), True),

@@ -15,13 +15,14 @@ from parallelsim.search.space import SearchSpace
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cli import main
-from parallelsim.cli_objective import token_count
+from parallelsim.cli_whole_run import token_count
 from parallelsim.fit import Task, allowed_sizes
-from parallelsim.objectives import Budget, choose_size
+from parallelsim.objectives import choose_size, with_goodput
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import obeys_rules
 from parallelsim.simulate import simulate
 from parallelsim.sweep import Point, search_point
+from parallelsim.whole_run import Budget
 
 MODEL = load_model("gpt2-xl")
 TASK = Task(MODEL, load_cluster("hgx-h100"), load_framework("megatron-core"), 512, fixed={"pp": 1})
@@ -36,12 +37,12 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def rates() -> dict[int, float]:
-    """Tokens/s of the best plan at every size."""
+    """Tokens/s of the best plan at every size, after checkpoints and failures."""
     found = {}
     for size in allowed_sizes(TASK.cluster, 1, MOST):
         row = search_point(TASK, Point(MODEL.seq_length, 512, size))
         if row["tokens_per_s"] is not None:
-            found[size] = row["tokens_per_s"]
+            found[size] = with_goodput(TASK, Budget(), row)["kept_tokens_per_s"]
     return found
 
 
@@ -54,7 +55,7 @@ def test_the_fewest_gpus_are_the_smallest_size_that_meets_the_deadline(
     choice = choose_size(TASK, "fewest-gpus", budget, MOST, 1)
     assert choice.best is not None
     assert choice.best["num_gpus"] == min(n for n, rate in rates.items() if rate >= wanted)
-    assert budget.is_met(choice.best["tokens_per_s"])
+    assert budget.is_met(choice.best["kept_tokens_per_s"])
 
 
 @pytest.mark.parametrize("objective", ["cost", "tokens-per-gpu"])
@@ -132,7 +133,9 @@ def test_a_deadline_gives_the_size_and_its_plans() -> None:
     assert data["num_gpus"] < 8
     assert asked["meets_deadline"]
     best = data["plans"][0]
-    assert asked["days"] == pytest.approx(100e9 / best["tokens_per_s"] / 86400)
+    kept = data["whole_run"]["plans"][0]["goodput"]
+    assert 0.9 < kept < 1
+    assert asked["days"] == pytest.approx(100e9 / best["tokens_per_s"] / kept / 86400)
     sizes = {size["num_gpus"]: size for size in asked["sizes"]}
     smaller = [size["days"] for n, size in sizes.items() if n < data["num_gpus"]]
     assert smaller
@@ -145,6 +148,7 @@ def test_a_deadline_gives_the_size_and_its_plans() -> None:
 def test_tokens_alone_are_priced_with_plan_1() -> None:
     data = answer("--gpus", "8", "--tokens", "1B", "--price-per-gpu-hour", "2")
     hours = 1e9 / data["plans"][0]["tokens_per_s_per_gpu"] / 3600
+    hours /= data["whole_run"]["plans"][0]["goodput"]
     assert data["objective"]["gpu_hours"] == pytest.approx(hours)
     assert data["objective"]["dollars"] == pytest.approx(2 * hours)
     assert "sizes" not in data["objective"]

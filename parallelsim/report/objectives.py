@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from parallelsim.report.labels import degrees
 from parallelsim.report.tables import Column, print_line, print_table
-from parallelsim.units import format_bytes, format_count, format_percent, format_seconds
+from parallelsim.report.whole_run import number_words
+from parallelsim.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from parallelsim.objectives import Budget, Choice
+    from parallelsim.objectives import Choice
     from parallelsim.simulate import Simulation
+    from parallelsim.whole_run import Budget
 
 _COLUMNS = (
     Column("", "left"),
@@ -26,32 +28,6 @@ _COLUMNS = (
     Column("dollars"),
 )
 MAX_ROWS = 16
-
-
-def budget_words(budget: Budget, simulation: Simulation) -> str:
-    """Days, GPU-hours and price of all tokens with the first plan; empty without tokens."""
-    if budget.tokens is None:
-        return ""
-    rate = float(simulation.tokens_per_s[0])
-    each = float(simulation.tokens_per_s_per_gpu[0])
-    words = f"{format_count(budget.tokens)} tokens with plan 1: {_number(budget.days(rate))} days, "
-    words += f"{_number(budget.gpu_hours(each))} GPU-hours"
-    if (dollars := budget.dollars(each)) is not None:
-        price = f"{budget.dollars_per_gpu_hour:g} $ a GPU-hour"
-        cluster = simulation.cluster
-        if cluster.price_date and budget.dollars_per_gpu_hour == cluster.dollars_per_gpu_hour:
-            price += f", {cluster.name} as of {cluster.price_date}"
-        words += f", {_number(dollars)} $ ({price})"
-    if budget.deadline_days is not None:
-        met = "meets" if budget.is_met(rate) else "misses"
-        words += f"; that {met} the deadline of {budget.deadline_days:g} days"
-    return f"{words}. Restarts, checkpoints and evaluation are not counted."
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def print_sizes(choice: Choice, budget: Budget) -> None:
@@ -82,19 +58,21 @@ def _used(budget: Budget) -> list[Column]:
 
 
 def _cells(row: Mapping[str, Any], choice: Choice, budget: Budget) -> list[str]:
-    each = float(row["tokens_per_s_per_gpu"])
+    kept = row["kept_tokens_per_s_per_gpu"]
     cells = [
         "*" if row is choice.best else "",
         str(row["num_gpus"]),
         str(row["global_batch_size"]),
         format_seconds(float(row["step_time_s"])),
-        f"{each:.0f}",
+        f"{float(row['tokens_per_s_per_gpu']):.0f}",
         f"{float(row['mfu']):.1%}",
         f"{float(row['memory_use_frac']):.0%}",
     ]
     if budget.tokens is not None:
-        cells += [_number(budget.days(float(row["tokens_per_s"]))), _number(budget.gpu_hours(each))]
-        cells += [_number(budget.dollars(each))] if budget.dollars_per_gpu_hour is not None else []
+        cells += [number_words(budget.days(row["kept_tokens_per_s"]))]
+        cells += [number_words(budget.gpu_hours(kept))]
+    if budget.dollars_per_gpu_hour is not None:
+        cells += [number_words(budget.dollars(kept))]
     return cells
 
 
@@ -114,29 +92,40 @@ def memory_words(simulation: Simulation, fastest: Simulation) -> str:
 def objective_document(
     objective: str, budget: Budget, simulation: Simulation, choice: Choice | None
 ) -> dict[str, Any]:
-    """What ``plan --json`` says of objective and budget."""
-    rate = float(simulation.tokens_per_s[0])
-    each = float(simulation.tokens_per_s_per_gpu[0])
+    """What ``plan --json`` says of objective and budget: of plan 1, with checkpoints and failures.
+
+    Numbers are null without tokens, or without a price.
+    """
+    from parallelsim.report.whole_run import whole_run_rows
+
+    stated = budget.tokens is not None
+    row = whole_run_rows(simulation.take(slice(1)), budget)[0] if stated else {}
     document: dict[str, Any] = {
         "objective": objective,
         "tokens": budget.tokens,
         "deadline_days": budget.deadline_days,
         "dollars_per_gpu_hour": budget.dollars_per_gpu_hour,
-        "days": budget.days(rate),
-        "gpu_hours": budget.gpu_hours(each),
-        "dollars": budget.dollars(each),
-        "meets_deadline": budget.is_met(rate),
+        "days": row.get("days"),
+        "gpu_hours": row.get("gpu_hours"),
+        "dollars": row.get("dollars"),
+        "meets_deadline": _meets(row.get("days"), budget),
     }
     if choice:
-        sizes = []
-        for row in choice.tried:
-            known = row["step_time_s"] is not None
-            names = ("num_gpus", "global_batch_size", "status", "step_time_s", "tokens_per_s")
-            size = {name: row[name] for name in names}
-            size["days"] = budget.days(float(row["tokens_per_s"])) if known else None
-            of_gpu = row["tokens_per_s_per_gpu"]
-            size["tokens_per_s_per_gpu"] = of_gpu
-            size["gpu_hours"] = budget.gpu_hours(float(of_gpu)) if known else None
-            sizes.append(size)
-        document["sizes"] = sizes
+        document["sizes"] = [_size_document(row, budget) for row in choice.tried]
     return document
+
+
+def _meets(days: float | None, budget: Budget) -> bool:
+    if budget.tokens is None or budget.deadline_days is None:
+        return True
+    return days is not None and days <= budget.deadline_days
+
+
+def _size_document(row: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+    rates = ("tokens_per_s", "tokens_per_s_per_gpu", "goodput")
+    names = ("num_gpus", "global_batch_size", "status", "step_time_s", *rates)
+    size = {name: row[name] for name in names}
+    known, kept = row["step_time_s"] is not None, row["kept_tokens_per_s_per_gpu"]
+    size["days"] = budget.days(row["kept_tokens_per_s"]) if known else None
+    size["gpu_hours"] = budget.gpu_hours(kept) if known else None
+    return size
