@@ -90,8 +90,8 @@ def chosen_size(
     """
     if not aim.chooses_size:
         return spec, None
-    from parallelsim.cli_sweep import num_cores
     from parallelsim.objectives import choose_size
+    from parallelsim.processes import num_cores
 
     at_most = inputs.cluster.num_gpus
     if sys.stderr.isatty():

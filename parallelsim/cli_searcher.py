@@ -29,6 +29,7 @@ class HowToSearch:
     budget: int | None
     seed: int | None
     timeout: float | None
+    workers: int | None
     sampler: str | None
     storage: str | None
     study: str | None
@@ -54,6 +55,13 @@ _OPTIONS = (
         type=number_up_to(MOST_SECONDS, low=1e-3),
         metavar="SECONDS",
         help="End the search then, with the best so far.",
+    ),
+    click.option(
+        "--workers",
+        type=whole_number(1, 1024),
+        metavar="N",
+        help="Processes of the grid, with the answer of one.  [default: one for each CPU core "
+        "where the space is large]",
     ),
     click.option(
         "--sampler",
@@ -110,7 +118,8 @@ def run_search(inputs: Inputs, search: SearchOptions, how: HowToSearch, top: int
     from parallelsim.search.searcher import Request
 
     space = search_space(inputs, search)
-    request = Request(top, search.memory_limit, how.budget, how.seed or 0, how.timeout)
+    spent = (how.budget, how.seed or 0, how.timeout, how.workers)
+    request = Request(top, search.memory_limit, *spent)
     searcher: Searcher = GridSearcher()
     if search.searcher != "grid":
         from parallelsim.search.bayesian import BayesianSearcher
@@ -133,7 +142,11 @@ def check_how(search: SearchOptions, how: HowToSearch) -> None:
         click.UsageError: with what to do.
     """
     if search.searcher != "grid":
+        if how.workers is not None:
+            raise click.UsageError("--workers are the grid's: start more of these on one --storage")
         return
+    if how.budget is not None and how.workers is not None:
+        raise click.UsageError("--budget is spent by one process: leave out --workers")
     given = [name for name in BAYESIAN_ONLY if getattr(how, name)]
     given += ["seed"] if how.seed is not None else []
     if given:

@@ -25,6 +25,7 @@ from parallelsim.cli_options import (
 from parallelsim.cli_values import axis, sequence_length, whole_number
 from parallelsim.errors import NoFeasiblePlanError, OutputError, SpecError
 from parallelsim.planfile import MAX_BATCH, MAX_GPUS
+from parallelsim.processes import num_cores
 
 if TYPE_CHECKING:
     from parallelsim.fit import Task
@@ -203,13 +204,6 @@ def _inputs(task: Task, spec: SpecOptions, search: SearchOptions) -> dict[str, s
         "options": json.dumps(options, sort_keys=True),
         "digest": hashlib.sha256(facts.encode()).hexdigest()[:16],
     }
-
-
-def num_cores() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _write_table(table: str | None, rows: list[Row], inputs: dict[str, str]) -> None:

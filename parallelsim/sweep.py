@@ -11,17 +11,15 @@ import io
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from parallelsim.errors import OutputError, ParallelSimError
 from parallelsim.fit import SizedResult, Task
 from parallelsim.plan import FIELD_TYPES, PLAN_FIELDS
+from parallelsim.processes import as_done
 from parallelsim.report.plans import rejections
-
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
 
 INPUTS = ("model", "cluster", "framework", "precision", "options", "digest")
 """Of the table; ``digest`` is of what the files behind the names hold, and of the version."""
@@ -115,38 +113,9 @@ def run(task: Task, wanted: Sequence[Point], num_processes: int) -> Iterator[Row
         for point in wanted:
             yield search_point(task, point)
         return
-    from concurrent.futures import as_completed  # slow: only where there are processes
-
-    with _pool(min(num_processes, len(wanted))) as pool:
-        # Large points first: the last ones to end are then short.
-        ordered = sorted(wanted, key=lambda point: -point.num_gpus)
-        futures = [pool.submit(search_point, task, point) for point in ordered]
-        for future in as_completed(futures):
-            yield future.result()
-
-
-@contextmanager
-def _pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that leave Ctrl-C to this one, and end with it."""
-    import multiprocessing
-    import signal
-    from concurrent.futures import ProcessPoolExecutor
-
-    pool = ProcessPoolExecutor(
-        num_processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
-    try:
-        yield pool
-    except BaseException:
-        processes = list((getattr(pool, "_processes", None) or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
-        raise
-    pool.shutdown()
+    # Large points first: the last ones to end are then short.
+    ordered = sorted(wanted, key=lambda point: -point.num_gpus)
+    yield from as_done(partial(search_point, task), ordered, num_processes)
 
 
 def with_scaling(rows: Iterable[Row]) -> list[Row]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from parallelsim.search.grid import UNSTAGED_RULES
 from parallelsim.search.refine import Replays, order, rounded
+from parallelsim.search.scan import UNSTAGED_RULES
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from parallelsim.search.bounds import least_step_time
 from parallelsim.search.cuts import least_balanced_step_time
-from parallelsim.search.grid import UNSTAGED_RULES
 from parallelsim.search.refine import MOST_WORK, Replays, rounded
 from parallelsim.search.result import SearchResult
+from parallelsim.search.scan import UNSTAGED_RULES
 from parallelsim.search.space import SearchSpace
 
 from parallelsim.costs import CostTable

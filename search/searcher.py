@@ -49,6 +49,8 @@ class Request:
     seed: int = 0
     timeout_s: float | None = None
     """Seconds after which no further batch is started; what was found is still replayed."""
+    workers: int | None = 1
+    """Processes of a searcher that can use several; None: all cores where that pays."""
 
     def __post_init__(self) -> None:
         """Refuse what no search can do.
@@ -56,7 +58,11 @@ class Request:
         Raises:
             PlanError: with what was expected.
         """
-        for name, value in (("top_k", self.top_k), ("budget", self.budget)):
+        for name, value in (
+            ("top_k", self.top_k),
+            ("budget", self.budget),
+            ("workers", self.workers),
+        ):
             if value is not None and value < 1:
                 raise PlanError(f"{name} must be at least 1, got {value}")
         if self.timeout_s is not None and not self.timeout_s > 0:

@@ -382,8 +382,11 @@ def test_version_and_no_arguments() -> None:
 
 
 def start(*args: str, stdout: Any) -> subprocess.Popen[str]:
+    """In a process group of its own."""
     command = [sys.executable, "-m", "parallelsim", *args]
-    return subprocess.Popen(command, text=True, stdout=stdout, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, text=True, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
+    )
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -406,18 +409,23 @@ def test_a_closed_pipe_ends_quietly() -> None:
 
 
 def test_ctrl_c_prints_the_best_so_far_and_ends_with_130() -> None:
-    """Every switch opened makes a long search; the signal comes while it runs."""
+    """Every switch opened makes a long search; the signal comes while its processes run, and none
+    of them is left.
+    """
     switches = ("overlap_grad_reduce", "overlap_param_gather", "cross_entropy_fusion")
     switches += ("cuda_graphs", "tp_comm_overlap")
     limits = ",".join(f"{name}=true|false" for name in switches)
     process = start(
         *("plan", "--model", "llama3.1-405b", "--gpus", "20160", "--global-batch-size", "20160"),
         *("--limit", f"{limits},grad_dtype=fp32|bf16,micro_batch_size=1..20160"),
+        *("--workers", "2"),
         stdout=subprocess.DEVNULL,
     )
     time.sleep(2.0)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     exit_code, errors = end(process)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
     assert exit_code == 130
     assert "Traceback" not in errors
 

@@ -32,7 +32,7 @@ MOST = 48
 @pytest.fixture(autouse=True)
 def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting processes would take most of the time."""
-    monkeypatch.setattr("parallelsim.cli_sweep.num_cores", lambda: 1)
+    monkeypatch.setattr("parallelsim.processes.num_cores", lambda: 1)
 
 
 @pytest.fixture(scope="module")

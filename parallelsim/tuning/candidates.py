@@ -19,9 +19,9 @@ from parallelsim.operators import FloatArray
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import replayed
 from parallelsim.rules import obeys_rules
-from parallelsim.search.grid import UNSTAGED_RULES
 from parallelsim.search.refine import ranking
 from parallelsim.search.result import SearchResult
+from parallelsim.search.scan import UNSTAGED_RULES
 from parallelsim.search.space import SearchSpace
 from parallelsim.simulate import BoolArray, Simulation, screen_memory, simulate
 from parallelsim.tuning.memory import LARGEST_USE, threshold_draws
