@@ -17,6 +17,7 @@ import click
 
 from parallelsim.cli_calibrate import calibrate
 from parallelsim.cli_catalog import clusters, frameworks, models
+from parallelsim.cli_elastic import elastic
 from parallelsim.cli_explain import explain
 from parallelsim.cli_fit import fit
 from parallelsim.cli_import import import_run
@@ -128,7 +129,7 @@ def main() -> None:
     """
 
 
-_TOOLS = (plan, simulate, explain, fit, sweep, tune)
+_TOOLS = (plan, simulate, explain, fit, sweep, elastic, tune)
 _FILES = (compare, export, import_run, timeline, validate, calibrate)
 for _command in (*_TOOLS, *_FILES, models, clusters, frameworks):
     main.add_command(_command)

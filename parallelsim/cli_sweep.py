@@ -116,7 +116,7 @@ def sweep(
     missing = [point for point in wanted if point.key not in rows]
     cores = processes or num_cores()
     try:
-        with _progress(len(wanted), len(wanted) - len(missing)) as advance:
+        with search_progress(len(wanted), len(wanted) - len(missing)) as advance:
             for row in sweeps.run(task, missing, cores):
                 rows[tuple(row[name] for name in sweeps.AXES)] = row
                 _write_table(table, list(rows.values()), inputs)
@@ -223,7 +223,7 @@ def _say_interrupted(table: str | None, done: int, number: int) -> None:
 
 
 @contextmanager
-def _progress(total: int, done: int) -> Iterator[Callable[[Row], None]]:
+def search_progress(total: int, done: int) -> Iterator[Callable[[Row], None]]:
     """A bar on a terminal, else nothing."""
     if not sys.stderr.isatty():
         yield lambda row: None

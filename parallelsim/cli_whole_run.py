@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -79,70 +79,81 @@ class RunOptions:
         return Budget(self.tokens, self.deadline_days, price, faults, self.pue or PUE)
 
 
-_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option(
+_OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "tokens": click.option(
         "--tokens",
         type=token_count,
         metavar="N",
         help="Tokens of the whole training, as 15T: prints its days, GPU-hours, price and energy,"
         " with checkpoints and failures.",
     ),
-    click.option(
+    "deadline_days": click.option(
         "--deadline-days",
         type=number_up_to(1e6, low=1e-3),
         metavar="X",
         help="Days by which all --tokens are trained.",
     ),
-    click.option(
+    "price_per_gpu_hour": click.option(
         "--price-per-gpu-hour",
         type=number_up_to(1e4, low=1e-4),
         metavar="X",
         help="Dollars.  [default: of the cluster's file, if it states a price]",
     ),
-    click.option(
+    "mtbf_gpu_hours": click.option(
         "--mtbf-gpu-hours",
         type=number_up_to(1e12, low=1.0),
         metavar="X",
         help="GPU-hours for each failure that stops the run.  [default: of the cluster's file, else"
         " 50676, Llama-3's]",
     ),
-    click.option(
+    "restart_minutes": click.option(
         "--restart-minutes",
         type=number_up_to(1e5, low=1e-3),
         metavar="X",
         help="From a failure until training goes on, without reading the checkpoint."
         "  [default: 10]",
     ),
-    click.option(
+    "storage_gb_per_s": click.option(
         "--storage-gb-per-s",
         type=number_up_to(1e5, low=1e-4),
         metavar="X",
         help="Rate at which each node writes checkpoints.  [default: of the cluster's file, else"
         " 0.98, Llama-3's]",
     ),
-    click.option(
+    "checkpoint": click.option(
         "--checkpoint",
         type=click.Choice(("blocking", "async")),
         help="Whether training waits for checkpoints to be written.  [default: blocking]",
     ),
-    click.option(
+    "pue": click.option(
         "--pue",
         type=number_up_to(10.0, low=1.0),
         metavar="X",
         help="Power of the building over that of its computers.  [default: 1.58]",
     ),
-)
+}
+FAULTS = ("mtbf_gpu_hours", "restart_minutes", "storage_gb_per_s", "checkpoint")
+"""Options that say how a run fails and recovers."""
 
 
 def run_options(command: Command) -> Command:
     """Add the options of :class:`RunOptions`; the command receives them as ``run``."""
+    return _with_options(command, tuple(_OPTIONS), check=True)
 
+
+def fault_options(command: Command) -> Command:
+    """Add those of :class:`RunOptions` that say how a run fails; they need no tokens."""
+    return _with_options(command, FAULTS, check=False)
+
+
+def _with_options(command: Command, names: Sequence[str], *, check: bool) -> Command:
     @wraps(command)
     def with_run(*args: Any, **options: Any) -> Any:
-        run = RunOptions(**{field.name: options.pop(field.name) for field in fields(RunOptions)})
-        run.check()
+        run = RunOptions(**{name: options.pop(name, None) for name in _OPTIONS})
+        if check:
+            run.check()
         return command(*args, run=run, **options)
 
-    for option in reversed(_OPTIONS):
-        with_run = option(with_run)
+    for name in reversed(names):
+        with_run = _OPTIONS[name](with_run)
     return with_run

@@ -16,7 +16,14 @@ from parallelsim.fit import Task, allowed_sizes
 from parallelsim.plan import Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.sweep import FOUND, Point, Row, run
-from parallelsim.whole_run import DAY_S, Budget, checkpoint_bytes, default_faults, recovery
+from parallelsim.whole_run import (
+    DAY_S,
+    Budget,
+    Recovery,
+    checkpoint_bytes,
+    default_faults,
+    recovery,
+)
 
 FEWEST_GPUS = "fewest-gpus"
 """The objective for which a smaller cluster is better; for the others more tokens of a GPU are."""
@@ -77,15 +84,19 @@ def with_goodput(task: Task, budget: Budget, row: Row) -> Row:
     """The row of a sweep and the rates that checkpoints and failures leave; None without a plan."""
     if row["status"] != FOUND:
         return row | {"goodput": None, "kept_tokens_per_s": None, "kept_tokens_per_s_per_gpu": None}
+    kept = float(row_recovery(task, budget, row).goodput[0])
+    rates = {f"kept_{name}": row[name] * kept for name in ("tokens_per_s", "tokens_per_s_per_gpu")}
+    return row | {"goodput": kept} | rates
+
+
+def row_recovery(task: Task, budget: Budget, row: Row) -> Recovery:
+    """Checkpoints and failures of a row with a plan, arrays of shape [1]."""
     plan = PlanBatch.from_plans([Plan(optimizer=row["optimizer"], precision=task.precision)])
     size = checkpoint_bytes(task.model, task.framework, plan)
     step_s, rate = np.array([row["step_time_s"]]), float(row["tokens_per_s"])
     num_steps = np.inf if budget.tokens is None else budget.tokens / (rate * step_s)
     cluster = task.cluster.with_num_gpus(int(row["num_gpus"]))
-    faults = budget.faults or default_faults(cluster)
-    kept = float(recovery(cluster, faults, size, step_s, num_steps).goodput[0])
-    rates = {f"kept_{name}": row[name] * kept for name in ("tokens_per_s", "tokens_per_s_per_gpu")}
-    return row | {"goodput": kept} | rates
+    return recovery(cluster, budget.faults or default_faults(cluster), size, step_s, num_steps)
 
 
 def _best(tried: Sequence[Row], objective: str, budget: Budget) -> Row | None:

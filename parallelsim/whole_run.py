@@ -101,6 +101,8 @@ class Recovery:
     """Until a checkpoint is on storage."""
     stall_s: FloatArray
     """What training waits for each checkpoint."""
+    pending_s: FloatArray
+    """From then until it can be read."""
     restart_s: FloatArray
     """From a failure until training goes on, the checkpoint read."""
     between_failures_s: float
@@ -165,6 +167,17 @@ def goodput(
         return np.asarray(interval_s * kept / cycle)
 
 
+def lost_time(kept: Recovery, step_time_s: FloatArray) -> FloatArray:
+    """Expected seconds that a failure undoes: those since the last checkpoint that can be read.
+
+    L = M - tau exp(-w / M) / (exp((tau + d) / M) - 1), with the symbols of :func:`goodput`
+    """
+    m, tau = kept.between_failures_s, kept.steps_between * step_time_s
+    with np.errstate(over="ignore", under="ignore"):
+        held = tau * np.exp(-kept.pending_s / m) / np.expm1((tau + kept.stall_s) / m)
+    return np.asarray(m - held)
+
+
 def recovery(
     cluster: ClusterSpec,
     faults: Faults,
@@ -192,7 +205,7 @@ def recovery(
     steps = np.maximum(np.minimum(steps, np.ceil(num_steps)), 1.0)
     restart_s = faults.restart_s + write_s
     kept = goodput(steps * step_time_s, stall_s, pending_s, restart_s, between_s)
-    return Recovery(size_bytes, write_s, stall_s, restart_s, between_s, steps, kept)
+    return Recovery(size_bytes, write_s, stall_s, pending_s, restart_s, between_s, steps, kept)
 
 
 def host_rate(cluster: ClusterSpec) -> float:

@@ -18,6 +18,7 @@ EDGES = (
     "edits",
     "sweep",
     "objectives",
+    "elastic",
     "correlation",
     "exporters.",
     "importers.",

@@ -23,10 +23,12 @@ from parallelsim.whole_run import (
     PUE,
     Budget,
     Faults,
+    Recovery,
     checkpoint_bytes,
     daly_interval,
     default_faults,
     goodput,
+    lost_time,
     recovery,
     whole_run,
 )
@@ -41,11 +43,13 @@ CASES = [  # seconds: between checkpoints, stall, until it can be read, restart,
 ]
 
 
-def played(case: tuple[float, ...], seed: int) -> tuple[float, float]:
-    """Goodput of a run that is played failure by failure, and its standard error."""
+def played(case: tuple[float, ...], seed: int) -> tuple[float, float, float]:
+    """Goodput of a run that is played failure by failure, its standard error, and the seconds that
+    a failure undoes.
+    """
     tau, stall, pending, restart, between = case
     random = Random(seed)
-    kept, passed = [], []
+    kept, passed, undone = [], [], []
     for _ in range(FAILURES):
         elapsed, fails_at = 0.0, random.expovariate(1 / between)
         while fails_at < restart:  # fails while it restarts
@@ -61,17 +65,22 @@ def played(case: tuple[float, ...], seed: int) -> tuple[float, float]:
             safe = max([safe] + [held for at, held in waiting if at <= fails_at])
             waiting = [entry for entry in waiting if entry[0] > fails_at]
         kept.append(safe)
+        undone.append(fails_at - restart - safe)
         passed.append(elapsed + fails_at)
     share = sum(kept) / sum(passed)
     spread = np.std(np.array(kept) - share * np.array(passed)) / math.sqrt(FAILURES)
-    return share, float(spread / np.mean(passed))
+    return share, float(spread / np.mean(passed)), float(np.mean(undone))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_goodput_is_that_of_failures_that_are_played_out(case: tuple[float, ...]) -> None:
-    share, error = played(case, seed=7)
+    share, error, undone = played(case, seed=7)
     assert error < 0.02 * share
     assert float(goodput(*case)) == pytest.approx(share, abs=3 * error)
+    tau, stall, pending, restart, between = (np.array([value]) for value in case)
+    kept = Recovery(tau, tau, stall, pending, restart, float(between[0]), tau, tau)
+    (lost,) = lost_time(kept, np.ones(1))  # tau steps of a second each
+    assert lost == pytest.approx(undone, rel=0.03)
 
 
 @pytest.mark.parametrize("stall", [0.5, 30.0, 900.0, 9000.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from parallelsim.report.plans import CP_MARKS, EP_MARKS, LAYOUT_MARKS
@@ -39,6 +39,8 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
     left_out = print_table([_COLUMNS[i] for i in keep], [[row[i] for i in keep] for row in cells])
     if left_out:
         print_line(f"left out for width: {', '.join(left_out)}")
+    if words := mark_words(found):
+        print_line(words)
     for row in rows:
         if row["step_time_s"] is None:
             batch = f", batch {row['batch']}" if row["batch"] else ""
@@ -48,15 +50,35 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
-        *(str(row[name]) for name in ("num_gpus", "seq_length", "global_batch_size", "tp")),
-        f"{row['cp']}{CP_MARKS.get(str(row['cp_comm_type']), '')}",
-        f"{row['pp']}{LAYOUT_MARKS.get(str(row['layout']), '')}",
-        str(row["vpp"]),
-        f"{row['ep']}{EP_MARKS.get(str(row['moe_dispatcher']), '')}" if int(row["ep"]) > 1 else "1",
-        *(str(row[name]) for name in ("dp", "micro_batch_size", "zero", "recompute")),
+        *(str(row[name]) for name in ("num_gpus", "seq_length", "global_batch_size")),
+        *plan_cells(row),
         format_seconds(row["step_time_s"]),
         f"{row['tokens_per_s_per_gpu']:.0f}",
         f"{row['mfu']:.1%}",
         f"{row['memory_use_frac']:.0%}",
         f"{row['scaling_efficiency']:.1%}",
     ]
+
+
+def plan_cells(row: Mapping[str, Any]) -> list[str]:
+    """TP, CP, PP, VP, EP, DP, MB, Z and recompute of a row of a sweep, as tables show them."""
+    return [
+        str(row["tp"]),
+        f"{row['cp']}{CP_MARKS.get(str(row['cp_comm_type']), '')}",
+        f"{row['pp']}{LAYOUT_MARKS.get(str(row['layout']), '')}",
+        str(row["vpp"]),
+        f"{row['ep']}{EP_MARKS.get(str(row['moe_dispatcher']), '')}" if int(row["ep"]) > 1 else "1",
+        *(str(row[name]) for name in ("dp", "micro_batch_size", "zero", "recompute")),
+    ]
+
+
+def mark_words(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What the marks of :func:`plan_cells` mean, as far as any row has them; else empty."""
+    shown = {}
+    for row in rows:
+        shown[f"CP {CP_MARKS.get(str(row['cp_comm_type']), '')}"] = str(row["cp_comm_type"])
+        shown[f"PP {LAYOUT_MARKS.get(str(row['layout']), '')}"] = f"layout {row['layout']}"
+        if int(row["ep"]) > 1:
+            shown[f"EP {EP_MARKS.get(str(row['moe_dispatcher']), '')}"] = str(row["moe_dispatcher"])
+    marks = sorted(f"{mark} = {name}" for mark, name in shown.items() if not mark.endswith(" "))
+    return ", ".join(marks)
