@@ -13,9 +13,10 @@ from parallelsim.cli_options import (
     search_options,
     spec_options,
 )
-from parallelsim.cli_sweep import num_cores, search_progress
+from parallelsim.cli_sweep import search_progress
 from parallelsim.cli_whole_run import RunOptions, fault_options
 from parallelsim.errors import NoFeasiblePlanError
+from parallelsim.processes import num_cores
 
 
 @click.command(epilog="Example: parallelsim elastic --model llama3-70b --gpus 256")
