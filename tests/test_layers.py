@@ -80,6 +80,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("simulate", "core", ("simulate",), False),
     ("replay", "core", ("replay", "replay_costs"), True),
     ("whole run", "core", ("whole_run",), False),
+    ("processes", "top", ("processes",), False),
     ("search", "top", ("search.",), True),
     ("edges", "top", EDGES, True),
     ("program", "top", ("cli*", "commands."), True),
