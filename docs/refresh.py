@@ -115,7 +115,9 @@ def _current_part(part: re.Match[str], slow: bool) -> str:
 
 def _current_body(language: str, title: str | None, body: str, namespace: dict[str, Any]) -> str:
     if title:
-        Path(title).write_text(body, encoding="utf-8")
+        path = Path(title)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(body, encoding="utf-8")
     elif language == "console":
         return "".join(_session(body))
     elif language == "bash":
@@ -161,26 +163,29 @@ def _output(command: str) -> str:
         BrokenPageError: it fails, and no ``# exits with N`` says so.
     """
     said = re.search(r"# exits with (\d+)$", command)
-    first, pipe, rest = command.replace("\\\n", " ").partition(" | ")
+    first, pipe, rest = re.split(" ([|>]) |$", command.replace("\\\n", " "), maxsplit=1)
+    rest = f"cat > {rest}" if pipe == ">" else rest
     words = shlex.split(first, comments=True)
     settings = dict(_settings(words))
     words = words[len(settings) :]
-    quiet = words[-1:] == ["2>/dev/null"]
+    redirected = words.pop() if words and words[-1] in ("2>/dev/null", "2>&1") else ""
     if words[:1] != ["parallelsim"]:
         return _shell(command, "") if words else ""
     from parallelsim.cli import main
 
     # Fenced text has no colours, and docs are read at one width.
     surroundings = {"COLUMNS": str(WIDTH), "NO_COLOR": "1"} | settings
-    words = words[1 : -1 if quiet else None]
-    result = CliRunner().invoke(main, words, env=surroundings, prog_name="parallelsim")
+    result = CliRunner().invoke(main, words[1:], env=surroundings, prog_name="parallelsim")
     if result.exception and not isinstance(result.exception, SystemExit):
         raise BrokenPageError(f"$ {command}\n{result.exception!r}") from result.exception
     if result.exit_code != int(said[1] if said else 0):
         raise BrokenPageError(f"$ {command}\nexit code {result.exit_code}: {result.output}")
+    printed = result.stdout if redirected == "2>/dev/null" else result.output
     if not pipe:
-        return result.stdout if quiet else result.output
-    return ("" if quiet else result.stderr) + _shell(rest, result.stdout)
+        return printed
+    if redirected:
+        return _shell(rest, printed)
+    return result.stderr + _shell(rest, result.stdout)
 
 
 def _settings(words: list[str]) -> Iterator[tuple[str, str]]:

@@ -188,12 +188,21 @@ def _catalogue_document(
     kind: str, name: str, package: str, folder: str = ""
 ) -> tuple[dict[str, Any], str]:
     """The mapping of a catalogue file and the name to use for it in errors."""
+    file = f"{name}.yaml"
+    return parse_yaml(catalogue_text(kind, name, package, folder), file), file
+
+
+def catalogue_text(kind: str, name: str, package: str, folder: str = "") -> str:
+    """A file of the catalogue as it is written.
+
+    Raises:
+        UnknownNameError: no such name.
+    """
     known = _names(package, folder)
     if name not in known:
         raise UnknownNameError(kind, name[:200], known)
-    file = f"{name}.yaml"
-    with open(os.path.join(_folder(package, folder), file), encoding="utf-8") as stream:
-        return parse_yaml(stream.read(), file), file
+    with open(os.path.join(_folder(package, folder), f"{name}.yaml"), encoding="utf-8") as stream:
+        return stream.read()
 
 
 def _is_path(text: str, names: tuple[str, ...]) -> bool:

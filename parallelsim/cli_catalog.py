@@ -9,38 +9,59 @@ import click
 
 from parallelsim.cli_options import json_option
 
+_yaml_option = click.option(
+    "--yaml", "as_yaml", is_flag=True, help="Print the file of NAME, to copy and change."
+)
+
 
 @click.command(epilog="Example: parallelsim models llama3-70b")
 @click.argument("name", required=False)
+@_yaml_option
 @json_option
-def models(name: str | None, as_json: bool) -> None:
+def models(name: str | None, as_yaml: bool, as_json: bool) -> None:
     """List the models, or show one with its sources. NAME may be a file."""
     from parallelsim import catalog
     from parallelsim.report import specs
 
-    _show(name, as_json, catalog.model_names(), catalog.load_model, specs.MODEL_VIEW)
+    if not _printed_file(name, as_yaml, "model"):
+        _show(name, as_json, catalog.model_names(), catalog.load_model, specs.MODEL_VIEW)
 
 
 @click.command(epilog="Example: parallelsim clusters gb200-nvl72")
 @click.argument("name", required=False)
+@_yaml_option
 @json_option
-def clusters(name: str | None, as_json: bool) -> None:
+def clusters(name: str | None, as_yaml: bool, as_json: bool) -> None:
     """List the clusters, or show one with its sources. NAME may be a file."""
     from parallelsim import catalog
     from parallelsim.report import specs
 
-    _show(name, as_json, catalog.cluster_names(), catalog.load_cluster, specs.CLUSTER_VIEW)
+    if not _printed_file(name, as_yaml, "cluster"):
+        _show(name, as_json, catalog.cluster_names(), catalog.load_cluster, specs.CLUSTER_VIEW)
 
 
 @click.command(epilog="Example: parallelsim frameworks megatron-core")
 @click.argument("name", required=False)
+@_yaml_option
 @json_option
-def frameworks(name: str | None, as_json: bool) -> None:
+def frameworks(name: str | None, as_yaml: bool, as_json: bool) -> None:
     """List the training software, or show one with its sources. NAME may be a file."""
     from parallelsim import catalog
     from parallelsim.report import specs
 
-    _show(name, as_json, catalog.framework_names(), catalog.load_framework, specs.FRAMEWORK_VIEW)
+    if not _printed_file(name, as_yaml, "framework"):
+        _show(name, as_json, catalog.framework_names(), catalog.load_framework, specs.FRAMEWORK_VIEW)
+
+
+def _printed_file(name: str | None, as_yaml: bool, kind: str) -> bool:
+    """Print the catalogue's file where it is asked for."""
+    if as_yaml:
+        from parallelsim.catalog import catalogue_text
+
+        if name is None:
+            raise click.UsageError("--yaml: give the NAME whose file to print")
+        click.echo(catalogue_text(kind, name, f"parallelsim.{kind}s"), nl=False)
+    return as_yaml
 
 
 def _show(
