@@ -354,7 +354,7 @@ def test_an_interrupted_search_prints_the_best_so_far(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("command", ["models", "clusters", "frameworks"])
-def test_catalogues_are_listed_and_shown_with_sources(command: str) -> None:
+def test_catalogues_are_listed_and_shown_with_sources(command: str, tmp_path: Path) -> None:
     listed = run(command)
     assert listed.exit_code == 0
     name = listed.stdout.splitlines()[1].split()[0]
@@ -362,6 +362,10 @@ def test_catalogues_are_listed_and_shown_with_sources(command: str) -> None:
     assert shown.exit_code == 0
     assert "sources:" in shown.stdout
     assert isinstance(json.loads(run(command, name, "--json").stdout), dict)
+    copy = tmp_path / "mine.yaml"
+    copy.write_text(run(command, name, "--yaml").stdout)
+    assert run(command, str(copy)).stdout.splitlines()[0] == shown.stdout.splitlines()[0]
+    assert "give the NAME" in error_of(run(command, "--yaml"))
 
 
 @pytest.mark.parametrize(
