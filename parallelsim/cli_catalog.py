@@ -23,8 +23,10 @@ def models(name: str | None, as_yaml: bool, as_json: bool) -> None:
     from parallelsim import catalog
     from parallelsim.report import specs
 
-    if not _printed_file(name, as_yaml, "model"):
-        _show(name, as_json, catalog.model_names(), catalog.load_model, specs.MODEL_VIEW)
+    if as_yaml:
+        _print_file(name, "model")
+        return
+    _show(name, as_json, catalog.model_names(), catalog.load_model, specs.MODEL_VIEW)
 
 
 @click.command(epilog="Example: parallelsim clusters gb200-nvl72")
@@ -36,8 +38,10 @@ def clusters(name: str | None, as_yaml: bool, as_json: bool) -> None:
     from parallelsim import catalog
     from parallelsim.report import specs
 
-    if not _printed_file(name, as_yaml, "cluster"):
-        _show(name, as_json, catalog.cluster_names(), catalog.load_cluster, specs.CLUSTER_VIEW)
+    if as_yaml:
+        _print_file(name, "cluster")
+        return
+    _show(name, as_json, catalog.cluster_names(), catalog.load_cluster, specs.CLUSTER_VIEW)
 
 
 @click.command(epilog="Example: parallelsim frameworks megatron-core")
@@ -49,19 +53,18 @@ def frameworks(name: str | None, as_yaml: bool, as_json: bool) -> None:
     from parallelsim import catalog
     from parallelsim.report import specs
 
-    if not _printed_file(name, as_yaml, "framework"):
-        _show(name, as_json, catalog.framework_names(), catalog.load_framework, specs.FRAMEWORK_VIEW)
-
-
-def _printed_file(name: str | None, as_yaml: bool, kind: str) -> bool:
-    """Print the catalogue's file where it is asked for."""
     if as_yaml:
-        from parallelsim.catalog import catalogue_text
+        _print_file(name, "framework")
+        return
+    _show(name, as_json, catalog.framework_names(), catalog.load_framework, specs.FRAMEWORK_VIEW)
 
-        if name is None:
-            raise click.UsageError("--yaml: give the NAME whose file to print")
-        click.echo(catalogue_text(kind, name, f"parallelsim.{kind}s"), nl=False)
-    return as_yaml
+
+def _print_file(name: str | None, kind: str) -> None:
+    from parallelsim.catalog import catalogue_text
+
+    if name is None:
+        raise click.UsageError("--yaml: give the NAME whose file to print")
+    click.echo(catalogue_text(kind, name, f"parallelsim.{kind}s"), nl=False)
 
 
 def _show(
