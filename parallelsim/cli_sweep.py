@@ -23,6 +23,7 @@ from parallelsim.cli_options import (
     spec_options,
 )
 from parallelsim.cli_values import axis, sequence_length, whole_number
+from parallelsim.cli_whole_run import RunOptions, run_options
 from parallelsim.errors import NoFeasiblePlanError, OutputError, SpecError
 from parallelsim.planfile import MAX_BATCH, MAX_GPUS
 from parallelsim.processes import num_cores
@@ -67,6 +68,12 @@ PICTURES = ("png", "svg", "html")
     help="Sequences of one optimizer step.  [default: the model's own tokens at every length]",
 )
 @search_options
+@run_options
+@click.option(
+    "--pareto",
+    is_flag=True,
+    help="Mark the sizes that no other one beats both in time and in GPU-hours, as --tokens does.",
+)
 @click.option(
     "--output",
     "-o",
@@ -90,6 +97,8 @@ def sweep(
     lengths: tuple[int, ...] | None,
     batches: tuple[int, ...] | None,
     search: SearchOptions,
+    run: RunOptions,
+    pareto: bool,
     outputs: tuple[str, ...],
     processes: int | None,
     as_json: bool,
@@ -103,10 +112,13 @@ def sweep(
     from parallelsim import sweep as sweeps
 
     only_grid(search, "sweep")
+    if run.deadline_days is not None:
+        raise click.UsageError("--deadline-days needs plan --objective fewest-gpus")
     table, pictures = _outputs(spec, outputs, force)
     spec = with_defaults(spec)
     task = fit_task(spec, search)
     wanted = _points(task, sizes, lengths, batches)
+    budget = run.budget(task.cluster)
     inputs = _inputs(task, spec, search)
     rows: dict[Any, Row] = {}
     if table and os.path.exists(table) and not force:
@@ -119,13 +131,18 @@ def sweep(
         with search_progress(len(wanted), len(wanted) - len(missing)) as advance:
             for row in sweeps.run(task, missing, cores):
                 rows[tuple(row[name] for name in sweeps.AXES)] = row
-                _write_table(table, list(rows.values()), inputs)
+                _write_table(table, sweeps.with_scaling(rows.values()), inputs)
                 advance(row)
     except KeyboardInterrupt:
         _say_interrupted(table, sum(point.key in rows for point in wanted), len(wanted))
         return EXIT_INTERRUPTED
-    _write_table(table, list(rows.values()), inputs)
     own = sweeps.with_scaling(rows[point.key] | inputs for point in wanted)
+    whole = sweeps.with_scaling(rows.values())
+    if pareto or budget.tokens is not None:
+        from parallelsim.objectives import with_costs
+
+        own, whole = (with_costs(task, budget, part) for part in (own, whole))
+    _write_table(table, whole, inputs)
     _report(task, spec, own, table, pictures, as_json=as_json, force=force)
     if not any(row["status"] == sweeps.FOUND for row in own):
         raise NoFeasiblePlanError(f"no point has a safe plan; the first: {own[0]['status']}")
@@ -209,10 +226,10 @@ def _inputs(task: Task, spec: SpecOptions, search: SearchOptions) -> dict[str, s
 def _write_table(table: str | None, rows: list[Row], inputs: dict[str, str]) -> None:
     """The whole table at once: an interrupt, or a kill, leaves the last whole one."""
     from parallelsim.planfile import write_text
-    from parallelsim.sweep import table_text, with_scaling
+    from parallelsim.sweep import table_text
 
     if table and rows:
-        write_text(table, table_text(with_scaling(rows), inputs), force=True)
+        write_text(table, table_text(rows, inputs), force=True)
 
 
 def _say_interrupted(table: str | None, done: int, number: int) -> None:

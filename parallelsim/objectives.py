@@ -99,6 +99,34 @@ def row_recovery(task: Task, budget: Budget, row: Row) -> Recovery:
     return recovery(cluster, budget.faults or default_faults(cluster), size, step_s, num_steps)
 
 
+def with_costs(task: Task, budget: Budget, rows: Sequence[Row]) -> list[Row]:
+    """Rows of a sweep, each with the goodput, days, GPU-hours and dollars of all tokens (None
+    without tokens, a price or a plan), and whether it is on the front of its sequence length and
+    batch: no other size trains the tokens sooner with no more GPU-hours, or as soon with fewer.
+    """
+    priced = [with_goodput(task, budget, row) for row in rows]
+    done = []
+    for row in priced:
+        rate, of_gpu = row["kept_tokens_per_s"], row["kept_tokens_per_s_per_gpu"]
+        row = {name: value for name, value in row.items() if not name.startswith("kept_")}
+        if rate is not None:
+            row["on_front"] = not any(_beats(other, rate, of_gpu, row) for other in priced)
+            row["days"], row["gpu_hours"] = budget.days(rate), budget.gpu_hours(of_gpu)
+            row["dollars"] = budget.dollars(of_gpu)
+        done.append(row)
+    return done
+
+
+def _beats(row: Row, rate: float, of_gpu: float, other: Row) -> bool:
+    """Whether the row has the other's sequence length and batch, and is better in one of tokens/s
+    and tokens/s of a GPU and not worse in the other one.
+    """
+    if row["kept_tokens_per_s"] is None or any(row[n] != other[n] for n in ("seq_length", "batch")):
+        return False
+    mine, theirs = (row["kept_tokens_per_s"], row["kept_tokens_per_s_per_gpu"]), (rate, of_gpu)
+    return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
+
+
 def _best(tried: Sequence[Row], objective: str, budget: Budget) -> Row | None:
     """Of the sizes that meet the deadline, the first of the best."""
     found = [row for row in tried if row["status"] == FOUND]

@@ -34,6 +34,9 @@ FIGURES = (
     "mfu",
     "memory_use_frac",
 )
+COSTS = ("goodput", "days", "gpu_hours", "dollars")
+"""Of the whole training: :func:`parallelsim.objectives.with_costs`."""
+SWITCHES = ("proven", "on_front")
 PLAN_COLUMNS = tuple(
     name
     for name in PLAN_FIELDS
@@ -46,7 +49,8 @@ COLUMNS = (
     "global_batch_size",
     *FIGURES,
     "scaling_efficiency",
-    "proven",
+    *COSTS,
+    *SWITCHES,
     *PLAN_COLUMNS,
 )
 """Of the table, in order."""
@@ -193,9 +197,9 @@ def _typed(name: str, text: str) -> Any:
     """The value of a cell as :func:`search_point` gives it."""
     if not text and name not in ("status", "chunk_layers"):
         return None
-    if name in (*FIGURES, "scaling_efficiency"):
+    if name in (*FIGURES, *COSTS, "scaling_efficiency"):
         return float(text)
-    kind = bool if name == "proven" else FIELD_TYPES.get(name, str)
+    kind = bool if name in SWITCHES else FIELD_TYPES.get(name, str)
     if kind is bool:
         return {"true": True, "false": False}[text]
     return int(text) if kind is int or name in AXES else text

@@ -17,7 +17,7 @@ from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cli import main
 from parallelsim.cli_whole_run import token_count
 from parallelsim.fit import Task, allowed_sizes
-from parallelsim.objectives import choose_size, with_goodput
+from parallelsim.objectives import choose_size, with_costs, with_goodput
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import obeys_rules
 from parallelsim.simulate import simulate
@@ -71,6 +71,22 @@ def test_the_cheapest_size_has_the_most_tokens_of_a_gpu(
     meeting = {n: rate / n for n, rate in rates.items() if slow.is_met(rate)}
     assert choice.best is not None
     assert choice.best["num_gpus"] == max(meeting, key=lambda n: meeting[n])
+
+
+def test_the_front_is_of_sizes_that_none_beats_in_time_and_gpu_hours(
+    rates: dict[int, float],
+) -> None:
+    rows = [search_point(TASK, Point(MODEL.seq_length, 512, size)) for size in rates]
+    budget = Budget(1e12, dollars_per_gpu_hour=2.0)
+    on_front = []
+    for row in with_costs(TASK, budget, [*rows, search_point(TASK, Point(512, 512, 8))])[:-1]:
+        size, rate = row["num_gpus"], rates[row["num_gpus"]]
+        beaten = any(r > rate and r / n > rate / size for n, r in rates.items())
+        on_front.append(row["on_front"])
+        assert row["on_front"] == (not beaten)
+        assert row["days"] == pytest.approx(1e12 / rate / 86400)
+        assert row["dollars"] == pytest.approx(2 * row["days"] * 24 * size)
+    assert set(on_front) == {True, False}
 
 
 def test_a_budget_is_tokens_over_rate() -> None:

@@ -67,6 +67,21 @@ def test_processes_give_the_same_table_as_one(swept: Path, tmp_path: Path) -> No
     assert path.read_bytes() == swept.read_bytes()
 
 
+def test_tokens_give_costs_and_the_front_and_are_no_part_of_the_search(
+    swept: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "costs.csv"
+    path.write_bytes(swept.read_bytes())
+    options = ("--tokens", "100B", "--price-per-gpu-hour", "2", "--json", "--output", str(path))
+    done = run(*ARGS, *ONE, *options)
+    assert "4 of 4 points are in" in done.stderr
+    for row, cells in zip(json.loads(done.stdout)["points"], table_of(path), strict=True):
+        assert row["dollars"] == pytest.approx(2 * row["gpu_hours"]) == float(cells["dollars"])
+        assert row["days"] == pytest.approx(row["gpu_hours"] / row["num_gpus"] / 24)
+        assert cells["on_front"] == str(row["on_front"]).lower()
+    assert "* no other size" in run(*ARGS, *ONE, "--pareto", "--output", str(path)).stdout
+
+
 def test_a_table_that_was_begun_is_taken_up(swept: Path, tmp_path: Path) -> None:
     path = tmp_path / "begun.csv"
     lines = swept.read_text().splitlines(keepends=True)
@@ -160,6 +175,7 @@ def test_pictures_are_the_same_every_time(swept: Path, tmp_path: Path) -> None:
         (("--seq-length", "1m"), 1, "positions for 1024 tokens"),
         (("--global-batch-size", "0"), 2, "'0' is no whole number from 1"),
         (("--output", "x.txt"), 1, "expected a name that ends in .csv"),
+        (("--tokens", "1T", "--deadline-days", "9"), 2, "needs plan --objective fewest-gpus"),
         (("--processes", "0"), 2, "'0' is no whole number from 1"),
     ],
 )

@@ -7,9 +7,12 @@ from typing import Any
 
 from parallelsim.report.plans import CP_MARKS, EP_MARKS, LAYOUT_MARKS
 from parallelsim.report.tables import Column, print_line, print_table
+from parallelsim.report.whole_run import number_words
+from parallelsim.sweep import COSTS
 from parallelsim.units import format_seconds
 
 _COLUMNS = (
+    Column("", "left"),
     Column("GPUs"),
     Column("tokens"),
     Column("batch"),
@@ -26,21 +29,33 @@ _COLUMNS = (
     Column("tok/s/GPU"),
     Column("MFU", priority=2),
     Column("mem", priority=5),
-    Column("scaling"),
+    Column("scaling", priority=1),
+    Column("days"),
+    Column("GPU-hours"),
+    Column("dollars"),
 )
+_OPTIONAL = ("", "EP", "days", "GPU-hours", "dollars")
+FRONT_MEANS = "* no other size trains as many tokens both sooner and with fewer GPU-hours"
+"""Below a table with such marks."""
 
 
 def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
     """The best plan of each point, and why some have none."""
     found = [row for row in rows if row["step_time_s"] is not None]
     cells = [_cells(row) for row in found]
-    experts = any(row[7] != "1" for row in cells)
-    keep = [i for i, column in enumerate(_COLUMNS) if experts or column.header != "EP"]
+    empty = ("", "1")  # marks, costs and ep where there are none
+    keep = [
+        i
+        for i, column in enumerate(_COLUMNS)
+        if column.header not in _OPTIONAL or any(row[i] not in empty for row in cells)
+    ]
     left_out = print_table([_COLUMNS[i] for i in keep], [[row[i] for i in keep] for row in cells])
     if left_out:
         print_line(f"left out for width: {', '.join(left_out)}")
     if words := mark_words(found):
         print_line(words)
+    if any(row["on_front"] for row in found):
+        print_line(FRONT_MEANS)
     for row in rows:
         if row["step_time_s"] is None:
             batch = f", batch {row['batch']}" if row["batch"] else ""
@@ -50,6 +65,7 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
+        "*" if row["on_front"] else "",
         *(str(row[name]) for name in ("num_gpus", "seq_length", "global_batch_size")),
         *plan_cells(row),
         format_seconds(row["step_time_s"]),
@@ -57,6 +73,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['mfu']:.1%}",
         f"{row['memory_use_frac']:.0%}",
         f"{row['scaling_efficiency']:.1%}",
+        *(number_words(row[name]) if row[name] is not None else "" for name in COSTS[1:]),
     ]
 
 
