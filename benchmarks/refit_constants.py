@@ -14,6 +14,10 @@ BY_ACCELERATOR = "accelerator"
 BY_ARCHITECTURE = "architecture"
 BY_KERNELS = "kernels"
 
+FLASH_1_OVER_2, FLASH_2_OVER_3 = 0.60, 0.57
+"""Kernels of FlashAttention over those of the next generation, on A100 (arXiv:2307.08691) and on H100
+(arXiv:2407.08608: 1.5 to 2.0 times slower)."""
+
 COMPUTE = (
     Constant(
         "sustained efficiency",
@@ -39,12 +43,19 @@ COMPUTE = (
         prior=1.0,
         width=0.10,
         varies=((BY_ARCHITECTURE, 0.15), (BY_KERNELS, 0.25)),
-        why="the table is of a serving kernel; those of a software differ by up to two",
+        factors={
+            "llm-foundry on ampere": FLASH_1_OVER_2,
+            "nanotron on hopper": FLASH_2_OVER_3,
+            "torchtitan on hopper": FLASH_2_OVER_3,
+        },
+        why="the table is of a serving kernel, FlashAttention-2 on Ampere and -3 on Hopper; those of "
+        "a software differ by up to two; llm-foundry of 2023 has FlashAttention-1 (arXiv:2307.08691: "
+        "0.6), PyTorch-only software FlashAttention-2 on Hopper too (arXiv:2407.08608: 0.5 to 0.67)",
     ),
     Constant(
         "FlashAttention-1 over -2",
         ("framework.compute.attention_efficiency.{architecture}",),
-        prior=0.60,
+        prior=FLASH_1_OVER_2,
         width=0.20,
         where={"flash": "fa1"},
         today="parallelsim.measured_text:FLASH_ATTENTION_1_EFFICIENCY",
@@ -164,7 +175,10 @@ HOST = (
         prior=25e-6,
         width=0.40,
         varies=((BY_FRAMEWORK, 0.40),),
-        why="PyTorch dispatches a small kernel in 10 to 50 us; 19 kernels a layer forward",
+        factors={"nanotron": 24 / 19},
+        why="PyTorch dispatches a small kernel in 10 to 50 us; 19 kernels a layer forward, 24 in "
+        "nanotron (0e0a27ea models/llama.py: queries, keys and values copied and joined, lengths of "
+        "sequences in every layer)",
     ),
     Constant(
         "launches added by tensor parallelism",

@@ -5,14 +5,16 @@ standard deviation of its log. It stands at one or more paths of the specificati
 (``framework.compute.gemm_efficiency``, ``cluster.tiers.1.efficiency``) or is a number of the
 equations (``parallelsim.exposure:TP_NIC_SHARE``). It may vary, by framework say: then
 
-    value = prior exp( w z + w_a z_a[framework] ),   all z ~ N(0, 1)
+    value = prior f[framework] exp( w z + w_a z_a[framework] ),   all z ~ N(0, 1)
 
-so that a framework without runs takes what the runs of the others say. Constants that stand at the
+so that a framework without runs takes what the runs of the others say; f is 1 unless its sources
+say otherwise. Constants that stand at the
 same path multiply.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +54,8 @@ class Constant:
     """Attributes that a case must have."""
     varies: tuple[tuple[str, float], ...] = ()
     """(attribute, width of the differences between its values)."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Of the prior, by values of those attributes."""
     upper: float = np.inf
     absent: float | None = None
     """The value that says that the software lacks the mechanism: it stays."""
@@ -62,6 +66,11 @@ class Constant:
     def is_global(self) -> bool:
         """A number of the equations, the same for all runs."""
         return ":" in self.paths[0]
+
+    def prior_of(self, kind: Mapping[str, str]) -> float:
+        """The prior's median in cases of some attributes."""
+        known = (self.factors.get(kind.get(name, ""), 1.0) for name, _ in self.varies)
+        return self.prior * math.prod(known)
 
     @property
     def total_width(self) -> float:
@@ -176,7 +185,7 @@ class Predictor:
         """A constant in cases of some attributes."""
         total = sum(self.parameters[p].width * z[p] for p in self.applying(constant, kind))
         declared = self.constants[constant]
-        return float(min(declared.prior * np.exp(total), declared.upper))
+        return float(min(declared.prior_of(kind) * np.exp(total), declared.upper))
 
     def step_times(self, z: FloatArray) -> FloatArray:
         """Seconds of every case."""

@@ -53,6 +53,8 @@ class Resolved:
     of: str
     rows: int
     today: float
+    prior: float
+    """Median."""
     refit: float
     sd: float
     """Posterior, of the log."""
@@ -101,6 +103,7 @@ def resolved(
                     ", ".join((*place, *constant.where.values())),
                     sum(len(b.rows) for b in batches),
                     _today(constant, first),
+                    constant.prior_of(first.attributes),
                     predictor.value(index, z, first.attributes),
                     float(np.sqrt(slope @ covariance @ slope)),
                     *(values[low], low, values[high], high),
@@ -163,7 +166,7 @@ def page(study: Study) -> tuple[str, dict[str, Any]]:
                 "paths": list(r.constant.paths),
                 "rows": r.rows,
                 "today": _number(r.today),
-                "prior": _number(r.constant.prior),
+                "prior": _number(r.prior),
                 "prior_width": round(r.constant.total_width, 3),
                 "refit": _number(r.refit),
                 "sd": round(r.sd, 3),
@@ -247,7 +250,7 @@ def _constants(rows: Iterable[Resolved]) -> str:
             *("lowest, without", "highest, without"),
         ),
         [
-            (r.constant.name, r.of, r.rows, _number(r.today), _number(r.constant.prior))
+            (r.constant.name, r.of, r.rows, _number(r.today), _number(r.prior))
             + (f"{100 * r.constant.total_width:.0f}", _number(r.refit))
             + (f"{100 * r.sd:.0f}", f"{r.moved:+.1f}")
             + (f"{_number(r.lowest)} {r.lowest_without}",)

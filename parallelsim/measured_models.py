@@ -30,6 +30,8 @@ perf_recipes/llama; NeMo 2 finetune_recipe with performance_mode)."""
 EXAMPLE_TOKENS = 200
 """Mean length of a SQuAD example (question, context and answer), which NeMo's fine-tuning recipes
 pack into sequences (NeMo packed_sequence.py; arXiv:1606.05250)."""
+NEEDED = ("hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size", "gated_mlp")
+"""Cells without which a dense model is not known."""
 _PACKED = re.compile(r"\b(?:packed|finetuning)\b", re.I)
 _SIZE = re.compile(r"\b(\w+)\s*=\s*(\d+)")
 _ALTERNATE = re.compile(r"(\d+) on alternate layers")
@@ -124,18 +126,20 @@ def _packed(block: Block) -> Block:
 
 
 def _published(facts: Facts) -> ModelSpec | None:
-    """The catalogue's mixture of experts that the row names, where no stated size contradicts it:
-    rows name what no column holds (interleaved dense layers, sinks, biases, multi-token
-    prediction).
+    """The catalogue's model that the row names, where no stated size contradicts it.
+
+    Of mixtures of experts rows name what no column holds (interleaved dense layers, sinks, biases,
+    multi-token prediction); of other models the name counts where a size is left out.
     """
-    if not facts.feature("moe_top_k"):
+    is_mixture = bool(facts.feature("moe_top_k"))
+    if not is_mixture and all(facts.text(name) for name in NEEDED):
         return None
     stated = _letters(facts.text("model"))
     names = [name for name in model_names() if stated.startswith(_letters(name))]
     if not names:
         return None
     model = load_model(max(names, key=len))
-    if not model.has_experts or any(
+    if model.has_experts != is_mixture or any(
         facts.text(name) and facts.count(name) != value for name, value in _sizes(model).items()
     ):
         return None
@@ -148,16 +152,23 @@ def _letters(name: str) -> str:
 
 
 def _sizes(model: ModelSpec) -> dict[str, int]:
-    """Sizes of a mixture of experts by the names of their columns."""
-    experts = next(layer.experts for layer in model.layers if layer.experts)
-    return {
+    """Sizes by the names of their columns: of the model, and of its first attention and experts."""
+    sizes = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "vocab_size": model.vocab_size,
-        "num_experts": experts.num_experts,
-        "moe_top_k": experts.top_k,
-        "moe_ffn_hidden_size": experts.ffn_hidden_size,
     }
+    layers = model.layers
+    attention = next((a for layer in layers if isinstance(a := layer.attention, Attention)), None)
+    if attention is not None:
+        sizes["num_attention_heads"] = attention.num_heads
+    if (mlp := next((layer.mlp for layer in layers if layer.mlp), None)) and not model.has_experts:
+        sizes["ffn_hidden_size"] = mlp.ffn_hidden_size
+    if experts := next((layer.experts for layer in layers if layer.experts), None):
+        sizes["num_experts"] = experts.num_experts
+        sizes["moe_top_k"] = experts.top_k
+        sizes["moe_ffn_hidden_size"] = experts.ffn_hidden_size
+    return sizes
 
 
 def is_gated(model: ModelSpec) -> bool:

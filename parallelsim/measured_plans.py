@@ -9,6 +9,7 @@ from typing import Any
 
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import LatentAttention
 from parallelsim.measured_models import is_gated
 from parallelsim.measured_text import (
     Sharding,
@@ -52,7 +53,7 @@ def measured_plan(
     degrees = _degrees(facts, model, assumed)
     tp, pp = degrees["tp"], degrees["pp"]
     precision = _precision(facts, model, cluster, framework, defaults, assumed)
-    recompute, heavier = _recompute(facts, framework, defaults, assumed)
+    recompute, modules, heavier = _recompute(facts, model, framework, defaults, assumed)
     again = stated_recompute_layers(facts, model.num_layers)
     if again and recompute == "selective":
         recompute = "full"
@@ -73,7 +74,9 @@ def measured_plan(
         assumed.append(f"grad_dtype={grad_dtype}")
     switches = _switches(facts, framework, defaults, precision, assumed)
     if model.has_experts:
-        switches |= _expert_switches(facts, cluster, framework, defaults, degrees, assumed)
+        modular = recompute == "selective" and modules != MODULES[0]
+        graphs = _graphs_experts(cluster, defaults) and not modular
+        switches |= _expert_switches(facts, cluster, framework, defaults, degrees, graphs, assumed)
     async_tp = switches["tp_comm_overlap"]
     switches["tp_comm_overlap"] &= sequence_parallel
     switches["overlap_param_gather"] &= zero > 0
@@ -95,7 +98,7 @@ def measured_plan(
         sequence_parallel=sequence_parallel,
         zero=int(zero),
         recompute=recompute,
-        recompute_modules=stated_modules(facts) if recompute == "selective" else MODULES[0],
+        recompute_modules=modules if recompute == "selective" else MODULES[0],
         recompute_num_layers=again if recompute == "full" else 0,
         precision=precision,
         grad_dtype=grad_dtype,
@@ -221,6 +224,7 @@ def _expert_switches(
     framework: FrameworkSpec,
     defaults: RunDefaults,
     degrees: dict[str, int],
+    graphs: bool,
     assumed: list[str],
 ) -> dict[str, bool]:
     """Graphs and overlap that the recipes of models with experts turn on, and the row leaves out.
@@ -231,11 +235,11 @@ def _expert_switches(
         return {}
     outside = degrees["ep"] * degrees["etp"] > cluster.domain_size
     usable = {
-        "cuda_graphs": defaults.rack_expert_graphs and _in_rack(cluster),
+        "cuda_graphs": graphs,
         "ep_comm_overlap": (
             defaults.overlaps_outer_exchange
             and outside
-            and (degrees["pp"] == 1 or degrees["vpp"] > 1)
+            and degrees["vpp"] > 1
         ),
     }
     stated = stated_switches(facts)
@@ -246,6 +250,11 @@ def _expert_switches(
     ]
     assumed.extend(f"{name}=True" for name in taken)
     return dict.fromkeys(taken, True)
+
+
+def _graphs_experts(cluster: ClusterSpec, defaults: RunDefaults) -> bool:
+    rack = ("rack",) if _in_rack(cluster) else ()
+    return not {cluster.accelerator.architecture, *rack}.isdisjoint(defaults.expert_graphs)
 
 
 def _in_rack(cluster: ClusterSpec) -> bool:
@@ -297,23 +306,34 @@ def _precision(
 
 
 def _recompute(
-    facts: Facts, framework: FrameworkSpec, defaults: RunDefaults, assumed: list[str]
-) -> tuple[str, tuple[str, ...]]:
-    """(kind, heavier kinds to try): as stated, else the lightest that will turn out to fit."""
+    facts: Facts,
+    model: ModelSpec,
+    framework: FrameworkSpec,
+    defaults: RunDefaults,
+    assumed: list[str],
+) -> tuple[str, str, tuple[str, ...]]:
+    """(kind, modules of the selective one, heavier kinds to try): as stated, else the module that
+    recipes name for latent attention, else the lightest kind that will turn out to fit.
+    """
     stated = "" if states_some_blocks(facts) else facts.word("recompute")
     if stated and not facts.feature("recompute"):
         stated = "none"
-    if stated == "selective" and not stated_modules(facts):
-        return "none", ()
+    modules = stated_modules(facts) if stated == "selective" else MODULES[0]
+    if not modules:
+        return "none", MODULES[0], ()
     if stated in RECOMPUTES:
-        return stated, ()
+        return stated, modules, ()
     if stated:
         expected = ", ".join(RECOMPUTES)
         raise RowError(f"not supported yet: recompute {stated[:30]}; expected {expected}")
+    latent = any(isinstance(layer.attention, LatentAttention) for layer, _ in model.layer_kinds)
+    if latent and defaults.latent_recompute and not quotes_recipe(facts):
+        assumed.append(f"recompute=selective of {defaults.latent_recompute}")
+        return "selective", defaults.latent_recompute, ()
     kinds = tuple(k for k in defaults.recomputes if k in framework.capabilities.recomputes)
     first, *heavier = kinds or ("none",)
     assumed.append(f"recompute={first}")
-    return first, tuple(heavier)
+    return first, MODULES[0], tuple(heavier)
 
 
 def _switches(

@@ -41,8 +41,11 @@ class RunDefaults:
     moe_dispatcher: str = "all-to-all"
     rack_dispatcher: str = ""
     """Where links join more GPUs than a node has; empty: the same."""
-    rack_expert_graphs: bool = False
-    """There, models with experts run under CUDA graphs."""
+    expert_graphs: tuple[str, ...] = ()
+    """Accelerator architectures, or ``rack`` for links that join more GPUs than a node has, where
+    models with experts run under CUDA graphs, unless a module of theirs is recomputed."""
+    latent_recompute: str = ""
+    """The module of latent attention that is recomputed where no recompute is stated."""
     overlaps_outer_exchange: bool = False
     """Tokens that leave the domain of the links travel behind another micro-batch."""
     etp_is_tp: bool = False
@@ -193,26 +196,31 @@ WITHOUT_RECIPE: Mapping[str, RunDefaults] = {
 """Where a vendor's recipes set what the software itself does not: the software's own defaults."""
 
 
-SINCE_RELEASE: Mapping[str, tuple[tuple[int, int], RunDefaults]] = {
-    "megatron-core": (
-        (25, 9),
-        replace(
-            DEFAULTS["megatron-core"],
-            source=DEFAULTS["megatron-core"].source
-            + (
-                "; Megatron-Bridge v0.1.0 to v0.4.1 (NeMo containers from 25.09) "
-                "scripts/performance/configs: expert_tensor_parallel_size 1, all-to-all on nodes "
-                "of 8 GPUs, with its overlap where experts span them (Qwen3, DeepSeek-V3 on H100), "
-                "HybridEP and graphs of attention and router on GB200 and GB300"
-            ),
-            rack_dispatcher="deepep",
-            rack_expert_graphs=True,
-            overlaps_outer_exchange=True,
-            etp_is_tp=False,
-        ),
+_BRIDGE_2509 = replace(
+    DEFAULTS["megatron-core"],
+    source=DEFAULTS["megatron-core"].source
+    + (
+        "; Megatron-Bridge v0.1.0rc4 (NeMo container 25.09) scripts/performance/configs: "
+        "expert_tensor_parallel_size 1, all-to-all, with its overlap where experts span nodes of 8 "
+        "GPUs, graphs of attention and router on B200 and GB200, mla_up_proj recomputed"
     ),
+    expert_graphs=("blackwell",),
+    overlaps_outer_exchange=True,
+    etp_is_tp=False,
+    latent_recompute="mla_up_proj",
+)
+_BRIDGE_2511 = replace(
+    _BRIDGE_2509,
+    source=_BRIDGE_2509.source
+    + "; v0.2.0 to v0.4.1 (25.11 and later): HybridEP on GB200 and GB300, graphs there alone",
+    rack_dispatcher="deepep",
+    expert_graphs=("rack",),
+)
+SINCE_RELEASE: Mapping[str, tuple[tuple[tuple[int, int], RunDefaults], ...]] = {
+    "megatron-core": (((25, 9), _BRIDGE_2509), ((25, 11), _BRIDGE_2511)),
 }
-"""Recipes that a release of the vendor's container brought: (year, month), and their settings."""
+"""Recipes that releases of the vendor's container brought: (year, month), oldest first, and their
+settings."""
 
 
 def run_defaults(
@@ -227,7 +235,8 @@ def run_defaults(
     """
     if not follows_recipe and framework in WITHOUT_RECIPE:
         return WITHOUT_RECIPE[framework]
-    first, recipes = SINCE_RELEASE.get(framework, ((0, 0), GENERIC))
-    if release is not None and framework in SINCE_RELEASE and release >= first:
-        return recipes
-    return DEFAULTS.get(framework, GENERIC)
+    found = DEFAULTS.get(framework, GENERIC)
+    for first, recipes in SINCE_RELEASE.get(framework, ()):
+        if release is not None and release >= first:
+            found = recipes
+    return found

@@ -450,6 +450,7 @@ def test_unstated_settings_of_experts_follow_the_release(tmp_path: Path) -> None
         experts | {"id": "nodes", "tp": "2", "ep": "16", "num_experts": "16", "notes": released},
         experts | {"id": "rack"} | rack,
         experts | {"id": "quoted", "recompute_detail": quoted} | rack,
+        experts | {"id": "first"} | rack | {"notes": "container NeMo 25.09"},
     ]
     rows[1]["dp"] = "8"
     header = [*ROW, *(name for name in experts if name not in ROW)]
@@ -460,4 +461,26 @@ def test_unstated_settings_of_experts_follow_the_release(tmp_path: Path) -> None
         (1, "all-to-all", True, False),
         (1, "deepep", False, True),
         (1, "deepep", False, False),
+        (1, "all-to-all", False, True),
     ]
+    latent = "q_lora_rank=64;kv_lora_rank=64;qk_nope_head_dim=32;qk_rope_head_dim=16;v_head_dim=32"
+    plan = case(tmp_path, mla=latent, notes="container NeMo 25.09").plan
+    assert (plan.recompute, plan.recompute_modules) == ("none", "core_attn")  # stated
+    plan = case(tmp_path, mla=latent, notes="container NeMo 25.09", recompute="").plan
+    assert (plan.recompute, plan.recompute_modules) == ("selective", "mla_up_proj")
+
+
+def test_a_named_model_of_the_catalogue_fills_what_the_row_leaves_out(tmp_path: Path) -> None:
+    (run,) = read_tables(
+        [
+            write_table(
+                tmp_path / "t.csv",
+                {"model": "Llama3 70B pretraining", "vocab_size": "", "ffn_hidden_size": ""},
+                header=[*ROW, "model"],
+            )
+        ]
+    )
+    assert isinstance(run, Run)
+    model = CaseBuilder().build(run).model
+    assert (model.name, model.seq_length) == ("llama3-70b", 8192)
+    assert reason(tmp_path, vocab_size="") == "vocab_size is not stated"

@@ -21,10 +21,11 @@ def adapted(asked: Work, part: SubLayer, lora: LoRA, place: Place) -> Work:
     """The sub-layer with its parameters frozen and adapters of rank r beside the targets.
 
     Each target [a, b] adds the GEMMs (T, r, a) and (T, b, r), an addition to its output of 6 T b
-    bytes forward and one to its input's gradient of 6 T a backward, and dropout of its input, 5 T a
-    each way; r (a + b) parameters are trained, a or b divided by tp. A frozen matrix without
-    adapter needs no input for the backward pass: 2 T a bytes less are saved, with one 3 T a more,
-    over tp with sequence parallelism. That splits tensors that an adapter needs whole: the input
+    bytes forward and one to its input's gradient of 6 T a backward; r (a + b) parameters are
+    trained, a or b divided by tp. Dropout of the adapters' input is off by default (Megatron-Bridge
+    067f987d peft/lora.py and NeMo's, dropout 0.0): its 5 T a bytes each way cost no time here, but
+    memory has room for them. A frozen matrix without adapter needs no input for the backward pass:
+    2 T a bytes less are saved, with one 3 T a more, over tp with sequence parallelism. That splits tensors that an adapter needs whole: the input
     beside a column-parallel matrix, unless the matrix's own gather returns it, which user buffers
     do not; the output beside a row-parallel one: a gather of 2 T a or 2 T b bytes each, scattered
     backward (Megatron-Bridge 067f987d peft/utils.py). Neglects: gathers of r columns, data-parallel
@@ -52,8 +53,8 @@ def adapted(asked: Work, part: SubLayer, lora: LoRA, place: Place) -> Work:
             if copies == 1:
                 moved = whole_input * a if split else whole * b
                 gathers.append(Collective("all-gather", moved, "tp"))
-            forward = forward + place.width * tokens * (6.0 * b + 5.0 * a)
-            backward = backward + place.width * tokens * (6.0 + 5.0) * a
+            forward = forward + place.width * tokens * 6.0 * b
+            backward = backward + place.width * tokens * 6.0 * a
             saved = saved + place.width * tokens * (2.0 * rank + 3.0 * kept)
             local = copies / place.keys.ep if copies > 1 else 1.0
             trained = trained + lora.rank * (a + b) * local

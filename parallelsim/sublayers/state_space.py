@@ -22,6 +22,10 @@ SCAN_PASSES = (6.0, 14.0)
 """Times that the scan's kernels touch values, B and C, forward and backward: chunk states, state
 passing, chunk scan and their gradients. Counted from the kernels of arXiv:2405.21060's
 implementation, not measured."""
+STATE_PASSES = (4.0, 11.0)
+"""Times that its kernels touch the states of the chunks in fp32: written, passed on (read and
+written) and read; backward once more the same, and their gradients written, passed on and read by
+three kernels. Counted from the same, not measured."""
 SELECTIVE_PASSES = (6.0, 14.0)
 """Times that the selective scan touches a channel's tensors: values, dt, gate and output, and half
 as long again for its exponentials, of which there are ``state_size`` a value (16 take about as long
@@ -32,9 +36,10 @@ def state_space_work(mixer: StateSpace, place: Place) -> Work:
     """Input projection, convolution, scan, gated norm and output projection of one rank.
 
     GEMMs (T, (2 i + 2 g n + a)/tp, h) and (T, h, i/tp) with i inner width, g groups, n states. The
-    scan's products inside a chunk of c tokens are (T, c/2, n) for each group and (T, i, c/2), those
-    of the chunk states twice (T, i, n); its passes move ``SCAN_PASSES`` x 2 T (i + 2 g n)/tp bytes.
-    Saved 2 (3 i + 2 (i + 2 g n))/tp bytes a token. Neglects: tile effects of the scan's kernels.
+    scan's products, in 16 bits head by head, are (T, c/2, n) for each group inside a chunk of c
+    tokens and for each of a heads of width d (T, d, c/2) inside it and twice (T, d, n) with the
+    chunks' states; its passes move ``SCAN_PASSES`` x 2 T (i + 2 g n)/tp bytes, those of the states
+    ``STATE_PASSES`` x 4 T i n / c/tp. Saved 2 (3 i + 2 (i + 2 g n))/tp bytes a token.
     """
     h, tokens, tp = place.model.hidden_size, place.tokens, place.tp
     inner, conv = mixer.inner_width / tp, mixer.conv_width / tp
@@ -42,12 +47,18 @@ def state_space_work(mixer: StateSpace, place: Place) -> Work:
     hidden = np.full_like(tokens, h)
     state = np.full_like(tokens, mixer.state_size)
     half = np.full_like(tokens, min(mixer.chunk_size, place.seq_length) / 2)
+    rows, width = tokens * mixer.num_heads / tp, np.full_like(tokens, mixer.head_dim)
     scan = (
         Gemm(tokens, half * mixer.num_groups / tp, state),
-        Gemm(tokens, inner, half),
-        Gemm(tokens, inner, 2 * state),
+        Gemm(rows, width, half),
+        Gemm(rows, width, state),
+        Gemm(rows, width, state),
     )
-    forward, backward = (2.0 * passes * tokens * conv for passes in SCAN_PASSES)
+    states = 4.0 * tokens * inner * mixer.state_size / (2 * half)
+    forward, backward = (
+        2.0 * passes * tokens * conv + again * states
+        for passes, again in zip(SCAN_PASSES, STATE_PASSES, strict=True)
+    )
     norm = 8.0 * tokens * inner
     convolution = 4.0 * tokens * conv
     cast_f, cast_b = cast_bytes(place, into)
@@ -63,7 +74,8 @@ def state_space_work(mixer: StateSpace, place: Place) -> Work:
         cast_forward_bytes=cast_f,
         cast_backward_bytes=cast_b,
         parameters=h * into + inner * h + kernel + 3 * mixer.num_heads / tp + inner,
-        gemms=(Gemm(tokens, into, hidden), Gemm(tokens, hidden, inner), *scan),
+        gemms=(Gemm(tokens, into, hidden), Gemm(tokens, hidden, inner)),
+        gemms_16_bit=scan,
         tp_regions=place.tp_region,
     )
 
