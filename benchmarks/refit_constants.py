@@ -15,8 +15,8 @@ BY_ARCHITECTURE = "architecture"
 BY_KERNELS = "kernels"
 
 FLASH_1_OVER_2, FLASH_2_OVER_3 = 0.60, 0.57
-"""Kernels of FlashAttention over those of the next generation, on A100 (arXiv:2307.08691) and on H100
-(arXiv:2407.08608: 1.5 to 2.0 times slower)."""
+"""Kernels of FlashAttention over those of the next generation, on A100 (arXiv:2307.08691) and on
+H100 (arXiv:2407.08608: 1.5 to 2.0 times slower)."""
 
 COMPUTE = (
     Constant(
@@ -48,9 +48,9 @@ COMPUTE = (
             "nanotron on hopper": FLASH_2_OVER_3,
             "torchtitan on hopper": FLASH_2_OVER_3,
         },
-        why="the table is of a serving kernel, FlashAttention-2 on Ampere and -3 on Hopper; those of "
-        "a software differ by up to two; llm-foundry of 2023 has FlashAttention-1 (arXiv:2307.08691: "
-        "0.6), PyTorch-only software FlashAttention-2 on Hopper too (arXiv:2407.08608: 0.5 to 0.67)",
+        why="the table is of a serving kernel, FlashAttention-2 on Ampere and -3 on Hopper; those "
+        "of a software differ by up to two; llm-foundry of 2023 has FlashAttention-1, PyTorch-only "
+        "software FlashAttention-2 on Hopper too",
     ),
     Constant(
         "FlashAttention-1 over -2",
@@ -177,8 +177,8 @@ HOST = (
         varies=((BY_FRAMEWORK, 0.40),),
         factors={"nanotron": 24 / 19},
         why="PyTorch dispatches a small kernel in 10 to 50 us; 19 kernels a layer forward, 24 in "
-        "nanotron (0e0a27ea models/llama.py: queries, keys and values copied and joined, lengths of "
-        "sequences in every layer)",
+        "nanotron (0e0a27ea models/llama.py: queries, keys and values copied and joined, lengths "
+        "of sequences in every layer)",
     ),
     Constant(
         "launches added by tensor parallelism",

@@ -236,11 +236,7 @@ def _expert_switches(
     outside = degrees["ep"] * degrees["etp"] > cluster.domain_size
     usable = {
         "cuda_graphs": graphs,
-        "ep_comm_overlap": (
-            defaults.overlaps_outer_exchange
-            and outside
-            and degrees["vpp"] > 1
-        ),
+        "ep_comm_overlap": (defaults.overlaps_outer_exchange and outside and degrees["vpp"] > 1),
     }
     stated = stated_switches(facts)
     taken = [

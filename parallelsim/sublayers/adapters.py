@@ -25,11 +25,11 @@ def adapted(asked: Work, part: SubLayer, lora: LoRA, place: Place) -> Work:
     trained, a or b divided by tp. Dropout of the adapters' input is off by default (Megatron-Bridge
     067f987d peft/lora.py and NeMo's, dropout 0.0): its 5 T a bytes each way cost no time here, but
     memory has room for them. A frozen matrix without adapter needs no input for the backward pass:
-    2 T a bytes less are saved, with one 3 T a more, over tp with sequence parallelism. That splits tensors that an adapter needs whole: the input
-    beside a column-parallel matrix, unless the matrix's own gather returns it, which user buffers
-    do not; the output beside a row-parallel one: a gather of 2 T a or 2 T b bytes each, scattered
-    backward (Megatron-Bridge 067f987d peft/utils.py). Neglects: gathers of r columns, data-parallel
-    groups of experts' adapters.
+    2 T a bytes less are saved, with one 3 T a more, over tp with sequence parallelism. That splits
+    tensors that an adapter needs whole: the input beside a column-parallel matrix, unless the
+    matrix's own gather returns it, which user buffers do not; the output beside a row-parallel one:
+    a gather of 2 T a or 2 T b bytes each, scattered backward (Megatron-Bridge 067f987d
+    peft/utils.py). Neglects: gathers of r columns, data-parallel groups of experts' adapters.
     """
     h, shards = place.model.hidden_size, place.keys.sequence_shards
     forward, backward = np.zeros_like(asked.forward_bytes), np.zeros_like(asked.forward_bytes)
