@@ -14,10 +14,6 @@ BY_ACCELERATOR = "accelerator"
 BY_ARCHITECTURE = "architecture"
 BY_KERNELS = "kernels"
 
-FLASH_1_OVER_2, FLASH_2_OVER_3 = 0.60, 0.57
-"""Kernels of FlashAttention over those of the next generation, on A100 (arXiv:2307.08691) and on
-H100 (arXiv:2407.08608: 1.5 to 2.0 times slower)."""
-
 COMPUTE = (
     Constant(
         "sustained efficiency",
@@ -44,18 +40,18 @@ COMPUTE = (
         width=0.10,
         varies=((BY_ARCHITECTURE, 0.15), (BY_KERNELS, 0.25)),
         factors={
-            "llm-foundry on ampere": FLASH_1_OVER_2,
-            "nanotron on hopper": FLASH_2_OVER_3,
-            "torchtitan on hopper": FLASH_2_OVER_3,
+            "llm-foundry on ampere": 0.60,
+            "nanotron on hopper": 0.57,
+            "torchtitan on hopper": 0.57,
         },
         why="the table is of a serving kernel, FlashAttention-2 on Ampere and -3 on Hopper; those "
-        "of a software differ by up to two; llm-foundry of 2023 has FlashAttention-1, PyTorch-only "
-        "software FlashAttention-2 on Hopper too",
+        "of a software differ by up to two; llm-foundry of 2023 has FlashAttention-1 (0.6), eager "
+        "software FlashAttention-2 on Hopper (arXiv:2407.08608: 1.5 to 2.0 times slower)",
     ),
     Constant(
         "FlashAttention-1 over -2",
         ("framework.compute.attention_efficiency.{architecture}",),
-        prior=FLASH_1_OVER_2,
+        prior=0.60,
         width=0.20,
         where={"flash": "fa1"},
         today="parallelsim.measured_text:FLASH_ATTENTION_1_EFFICIENCY",
