@@ -12,6 +12,7 @@ and failures that come in bursts: they are independent of each other and of the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from parallelsim.operators import FP32, FloatArray
 from parallelsim.optimizers import OPTIMIZER_STATE_FRAC
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.simulate import Simulation
+from parallelsim.uncertainty import NORMAL_QUANTILE
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 GPU_HOURS_BETWEEN_FAILURES = 16_384 * 54 * 24 / 419
@@ -231,8 +233,11 @@ class WholeRun:
     days: FloatArray
     """Expected."""
     days_low: FloatArray
-    """With ``days_high`` the 80 % interval of the step time; that of the failures is not in it."""
+    """With ``days_high`` the 80 % interval, that of the step time. The spread of the failures,
+    about sqrt(failures) restarts, is far smaller and neglected."""
     days_high: FloatArray
+    p_meets_deadline: FloatArray | None
+    """P(the run ends by the deadline), of the same errors; None: there is no deadline."""
     num_failures: FloatArray
     """Expected."""
     gpu_hours: FloatArray
@@ -276,6 +281,7 @@ def whole_run(simulation: Simulation, budget: Budget) -> WholeRun:
     kept = recovery(cluster, budget.faults or default_faults(cluster), size, step_s, num_steps)
     with np.errstate(divide="ignore"):
         days = num_steps * step_s / kept.goodput / DAY_S
+    factor = simulation.step_time_high_s / step_s
     gpu_hours = cluster.num_gpus * days * DAY_S / HOUR_S
     price, power = budget.dollars_per_gpu_hour, node_power_w(cluster)
     node_hours = cluster.num_nodes * days * DAY_S / HOUR_S
@@ -283,11 +289,23 @@ def whole_run(simulation: Simulation, budget: Budget) -> WholeRun:
         num_steps=num_steps,
         uninterrupted_days=num_steps * step_s / DAY_S,
         days=days,
-        days_low=days * simulation.step_time_low_s / step_s,
-        days_high=days * simulation.step_time_high_s / step_s,
+        days_low=days / factor,
+        days_high=days * factor,
+        p_meets_deadline=_p_below(budget.deadline_days, days, factor),
         num_failures=days * DAY_S / kept.between_failures_s,
         gpu_hours=gpu_hours,
         dollars=None if price is None else gpu_hours * price,
         energy_kwh=None if power is None else budget.pue * power / 1e3 * node_hours,
         recovery=kept,
     )
+
+
+def _p_below(deadline: float | None, days: FloatArray, factor: FloatArray) -> FloatArray | None:
+    """P(a run of median ``days`` takes at most the deadline): log-normal, ``factor`` its 90th
+    percentile over the median.
+    """
+    if deadline is None:
+        return None
+    deviations = np.log(deadline / days, where=np.isfinite(days), out=np.full(len(days), -np.inf))
+    deviations *= NORMAL_QUANTILE / np.log(factor)
+    return np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in deviations])

@@ -262,6 +262,9 @@ def test_errors_inside_an_inline_accelerator_say_so() -> None:
         (1, "link_gb_per_s", 50, r"tiers\[1\]: .*either"),
         (1, "nics_per_node", ..., r"tiers\[1\]: .*nics_per_node"),
         (2, "latency_us", -1, r"tiers\[2\]\.latency_us"),
+        (None, "power", {"node_kw": -1}, r"power\.node_kw"),
+        (None, "reliability", {"gpu_hours_between_failures": 0}, r"reliability\.gpu_hours"),
+        (None, "storage", {"storage_gb_per_s_per_node": math.nan}, r"storage\.storage_gb"),
     ],
 )
 def test_wrong_keys_are_named_in_one_line(

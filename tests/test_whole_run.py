@@ -146,6 +146,19 @@ def test_whole_runs_add_up_and_batches_equal_singles() -> None:
         assert alone.days[0] == run.days[index]
 
 
+def test_the_deadline_has_the_probability_of_the_interval() -> None:
+    simulation = run_on(64, tp=2)
+    run = whole_run(simulation, Budget(1e12))
+    assert run.p_meets_deadline is None
+    for days, probability in ((run.days_low, 0.1), (run.days, 0.5), (run.days_high, 0.9)):
+        due = whole_run(simulation, Budget(1e12, deadline_days=float(days[0]))).p_meets_deadline
+        assert due is not None
+        assert due[0] == pytest.approx(probability, abs=1e-5)
+    never = whole_run(simulation, Budget(1e12, deadline_days=1.0, faults=Faults(1e-6)))
+    assert never.p_meets_deadline is not None
+    assert never.p_meets_deadline.tolist() == [0, 0, 0]
+
+
 def test_checkpoints_wait_for_the_one_before() -> None:
     cluster, size, step = load_cluster("hgx-h100", 1024), np.array([1e13]), np.array([10.0])
     blocking = recovery(cluster, Faults(), size, step)

@@ -25,6 +25,7 @@ _NUMBERS = (
     "days",
     "days_low",
     "days_high",
+    "p_meets_deadline",
     "num_failures",
     "gpu_hours",
     "dollars",
@@ -102,6 +103,7 @@ def whole_run_words(simulation: Simulation, budget: Budget, plan: str) -> list[s
     if budget.deadline_days is not None:
         met = "meets" if row["days"] <= budget.deadline_days else "misses"
         words += f"; that {met} the deadline of {budget.deadline_days:g} days"
+        words += f" (probability of meeting it {row['p_meets_deadline']:.0%})"
     return [f"{words}.", f"{failing}, {_failure_words(row, faults)}"]
 
 
