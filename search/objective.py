@@ -94,9 +94,7 @@ class Objective:
         peak, least = by_block(self.table, plans, peak_memory, least_step_time)
         self._safe = self._safe.with_all(plans, least, peak)
 
-    def result(
-        self, searcher: str, stopped: str = "", *, exhaustive: bool = False
-    ) -> SearchResult:
+    def result(self, searcher: str, stopped: str = "", *, exhaustive: bool = False) -> SearchResult:
         """What the search found, ranked by the replay."""
         space, request = self.space, self.meter.request
         replays = Replays(space, self.table, self.memory_limit)
@@ -147,9 +145,7 @@ class Kept:
             np.concatenate([self.peak_bytes, peak]),
         )
 
-    def with_best(
-        self, keep: int, plans: PlanBatch, least_s: FloatArray, peak: FloatArray
-    ) -> Kept:
+    def with_best(self, keep: int, plans: PlanBatch, least_s: FloatArray, peak: FloatArray) -> Kept:
         """The first ``keep`` of these and more."""
         return self.with_all(plans, least_s, peak).in_order(keep)
 

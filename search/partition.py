@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from parallelsim.search.partition_chunks import even_counts, free_candidates, least_seconds
+from parallelsim.search.partition_chunks import even_counts, free_candidates, is_one_row
 from parallelsim.search.partition_layouts import layout_cuts, megatron_layout
 from parallelsim.search.partition_problem import (
     NO_EDGE,
@@ -37,6 +37,7 @@ from parallelsim.search.partition_problem import (
     LayerItems,
     PartitionProblem,
 )
+from parallelsim.search.partition_same import promising_numbers
 from parallelsim.search.partition_stages import (
     TOLERANCE,
     StageCosts,
@@ -147,12 +148,22 @@ def _solve(problem: PartitionProblem, known_s: float) -> Partition:
 
 
 def _same_recompute(problem: PartitionProblem) -> Partition:
-    """The best number N of layers that every chunk recomputes, and its partition.
+    """The best number of layers that every chunk recomputes, and its partition."""
+    if is_one_row(problem):
+        numbers, known_s = promising_numbers(problem)
+        best: Partition | None = None
+        for number in numbers:
+            best = _faster(replace(problem, recompute=number), best, known_s) or best
+        return best or partition(replace(problem, recompute=len(problem.layers)))
+    return _same_recompute_of_chunks(problem)
 
-    N up to the least one with which the even cut fits, those of the least lower bound first: that
-    cut's time, and then the best so far, cut the search for the others short. Then larger N, until
-    a lower bound without a memory limit (time grows with N) shows that none is faster. Where cuts
-    are not proven the best, from that N downwards, and the next smaller one alone.
+
+def _same_recompute_of_chunks(problem: PartitionProblem) -> Partition:
+    """The same for layouts, and for layers of which several chunks a stage make no row.
+
+    N up to the least one with which the even cut fits, from there downwards. Then larger N, until
+    none is faster even without a memory limit (time grows with N). Where cuts are not proven the
+    best, from the first N downwards, and the next smaller one alone.
     """
     most = -(-len(problem.layers) // problem.vpp)
     even = even_counts(len(problem.layers), problem.num_chunks)
@@ -160,25 +171,20 @@ def _same_recompute(problem: PartitionProblem) -> Partition:
     def trial(number: int) -> PartitionProblem:
         return replace(problem, recompute=number)
 
-    first, known_s = most, float("inf")
-    for number in range(most + 1):
-        cut = _partition(StageCosts(trial(number)), even, proven=False)
-        if cut.fits:
-            first, known_s = number, cut.time_s * (1 + 2 * TOLERANCE)  # so that it is found, too
+    first = most
+    for number in range(int(even.max()) + 1):
+        if _partition(StageCosts(trial(number)), even, proven=False).fits:
+            first = number
             break
     best: Partition | None = None
-    numbers, bounds = list(range(first, -1, -1)), dict[int, float]()
-    if problem.layout == "free" and problem.vpp == 1:
-        bounds = {n: least_seconds(StageCosts(trial(n)), known_s) for n in numbers}
-        numbers = sorted((n for n in numbers if bounds[n] < known_s), key=bounds.__getitem__)
-    for number in numbers:
-        if not bounds and best is not None and not best.proven and number < first - 1:
+    for number in range(first, -1, -1):
+        if best is not None and not best.proven and number < first - 1:
             break
-        if best is None or bounds.get(number, 0.0) < best.time_s:
-            best = _faster(trial(number), best, known_s if bounds else float("inf")) or best
+        best = _faster(trial(number), best) or best
     unproven = best is not None and not best.proven
     for number in range(first + 1, most + 1):
-        if best is not None and (unproven or _no_faster(trial(number), best)):
+        ample = replace(trial(number), capacity_bytes=float("inf"))
+        if best is not None and (unproven or _faster(ample, best) is None):
             break
         best = _faster(trial(number), best) or best
     return partition(trial(most)) if best is None else best
@@ -196,17 +202,6 @@ def _faster(
         return None
     slower = best is not None and found.time_s >= best.time_s * (1 - TOLERANCE)
     return None if slower else found
-
-
-def _no_faster(problem: PartitionProblem, best: Partition) -> bool:
-    """Whether no cut, even without a memory limit, is faster than the best known one."""
-    if problem.layout == "free" and problem.vpp == 1:
-        bound = least_seconds(StageCosts(problem), best.time_s)
-        if bound >= best.time_s * (1 - TOLERANCE):
-            return True
-    ample = replace(problem, capacity_bytes=float("inf"))
-    found = _faster(ample, best)
-    return found is None
 
 
 def evaluate(problem: PartitionProblem, chunk_layers: tuple[int, ...]) -> Partition:

@@ -15,12 +15,9 @@ from dataclasses import fields, replace
 
 import numpy as np
 from parallelsim.search.partition_1f1b import one_f_one_b_widths
+from parallelsim.search.partition_bounds import edges_up_to
 from parallelsim.search.partition_dp import (
-    Edges,
     Row,
-    band_edges,
-    least_extra,
-    minimax,
     widths,
 )
 from parallelsim.search.partition_problem import (
@@ -35,6 +32,7 @@ from parallelsim.search.partition_stages import (
     StageCosts,
     StageFigures,
     bounds_figures,
+    prefix_sum,
     schedule_seconds,
 )
 
@@ -54,17 +52,17 @@ def free_candidates(costs: StageCosts, known_s: float) -> Iterator[Candidate]:
     """
     problem = costs.problem
     if problem.vpp == 1:
-        row = _whole_row(costs)
+        row, edges = whole_row(costs), None
         if known_s < float("inf"):
-            edges = band_edges(row, known_s / problem.num_micro_batches)
-            if edges is None or _bound_of(costs, edges) >= known_s:
+            edges = edges_up_to(problem, row, known_s)
+            if edges is None:
                 return
             if problem.schedule == "1f1b":
                 layers, proven = one_f_one_b_widths(row, problem.num_micro_batches, known_s, edges)
                 if layers is not None:
                     yield layers, proven
                 return
-        found = widths(row)
+        found = widths(row, edges)
         if found is not None and problem.schedule == "1f1b":
             bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(found[0])])
             time = float(schedule_seconds(problem, bounds_figures(costs, bounds)))
@@ -77,7 +75,7 @@ def free_candidates(costs: StageCosts, known_s: float) -> Iterator[Candidate]:
     odd = _odd_layers(problem.layers)
     if odd <= MAX_ODD_LAYERS:
         for placed in _placements(odd, problem.num_chunks):
-            found_chunks = _identical(costs, placed)
+            found_chunks = _identical(costs, placed, known_s)
             if found_chunks is not None:
                 yield found_chunks
         return
@@ -85,38 +83,15 @@ def free_candidates(costs: StageCosts, known_s: float) -> Iterator[Candidate]:
     yield _improved(costs, start), False
 
 
-def least_seconds(costs: StageCosts, known_s: float) -> float:
-    """A lower bound on the schedule's time of cuts, one chunk a stage, below ``known_s``.
-
-    Infinite where none of them can be.
-    """
-    problem, row = costs.problem, _whole_row(costs)
-    edges = band_edges(row, known_s / problem.num_micro_batches)
-    return float("inf") if edges is None else _bound_of(costs, edges)
+def is_one_row(problem: PartitionProblem) -> bool:
+    """Whether free cuts are those of one row: one chunk a stage, or identical layers."""
+    return problem.layout == "free" and (problem.vpp == 1 or _odd_layers(problem.layers) == 0)
 
 
-def _bound_of(costs: StageCosts, edges: list[Edges]) -> float:
-    """A bound on T from the least slowest stage B, and S, the least sum of all stages.
-
-    1F1B: T >= max(m B, S), and with m > p  T >= 2 S + (m - 1 - p) B, for the stage of tau = B ends
-    no sooner than  P + m B + 2 R - w B,  with P + R = sum(tau) - B, and w B - R is at most the gap
-    p B - sum(tau).
-    """
-    problem, slowest = costs.problem, minimax(edges)
-    if slowest == float("inf"):
-        return slowest
-    total = float(costs.base_s[-1] + costs.edge_s.sum()) + least_extra(edges, float("inf"))
-    if problem.schedule != "1f1b":
-        return problem.slowest_weight * slowest + total / problem.vpp
-    weight = problem.num_micro_batches - 1 - problem.pp
-    filled = 2 * total + weight * slowest if weight >= 0 else total
-    return max(problem.num_micro_batches * slowest, filled)
-
-
-def _whole_row(costs: StageCosts) -> Row:
-    """All layers, for one chunk a stage."""
+def whole_row(costs: StageCosts) -> Row:
+    """All layers, for one chunk a stage or, of identical ones, for all chunks of a stage."""
     problem = costs.problem
-    return _row(costs, [()] * problem.pp, 0, [problem.min_layers] * problem.pp)
+    return _row(costs, [()] * problem.pp, 0, [problem.min_layers * problem.vpp] * problem.pp)
 
 
 def even_counts(num_layers: int, parts: int) -> IntArray:
@@ -144,8 +119,11 @@ def _placements(odd: int, num_chunks: int) -> Iterator[tuple[int, ...]]:
             yield tuple(b - a for a, b in itertools.pairwise(bounds))
 
 
-def _identical(costs: StageCosts, placed: tuple[int, ...]) -> Candidate | None:
-    """The best chunks where the odd layers lie as ``placed`` and the rest are identical."""
+def _identical(costs: StageCosts, placed: tuple[int, ...], known_s: float) -> Candidate | None:
+    """The best chunks where the odd layers lie as ``placed`` and the rest are identical.
+
+    Perhaps none where no cut is faster than ``known_s``.
+    """
     problem = costs.problem
     pp, odd = problem.pp, sum(placed)
     fixed: list[tuple[tuple[int, int], ...]] = [()] * pp
@@ -161,7 +139,9 @@ def _identical(costs: StageCosts, placed: tuple[int, ...]) -> Candidate | None:
         return None
     row = _row(costs, fixed, odd, least)
     squares = [_spread_squares(held, c, row.num_layers) for c in is_open]
-    found = widths(replace(row, unevenness=squares))
+    row = replace(row, unevenness=squares)
+    edges = edges_up_to(problem, row, known_s) if known_s < float("inf") else None
+    found = widths(row, edges) if edges or known_s == float("inf") else None
     if found is None:
         return None
     counts = np.array(held)
@@ -208,18 +188,34 @@ def _row(
     def held(prefix: FloatArray) -> FloatArray:
         return np.array([sum(prefix[b] - prefix[a] for a, b in runs) for runs in fixed]) * 1.0
 
+    base, again = problem.layers.forward_s + problem.layers.backward_s, problem.layers.recompute_s
+    again = np.minimum(again, (base + again).min())
+    depth = problem.recompute * problem.vpp if isinstance(problem.recompute, int) else None
+    most_held = max(sum(b - a for a, b in runs) for runs in fixed)
     lowest = costs.saved_bytes - costs.gain_bytes
-    taken = problem.constant_bytes + costs.edge_state + held(costs.state_bytes)
-    taken = taken + problem.in_flight * (costs.edge_saved + held(lowest))
+    limit = problem.capacity_bytes * (1 + 2 * TOLERANCE) - problem.constant_bytes
+    state_room = limit - costs.edge_state - held(costs.state_bytes)
+    kept = problem.in_flight * (costs.edge_saved + held(lowest))
+    state_and_step = costs.state_bytes + costs.step_bytes
+    layers_transient = np.where(np.array(least) > 0, problem.transient_bytes, 0.0)
+    transient = np.maximum(costs.edge_transient, layers_transient)
+    again_transient = np.maximum(transient, problem.recompute_transient_bytes) - transient
     return Row(
         prefix_s=costs.base_s[odd:] - costs.base_s[odd],
         base_s=costs.edge_s + held(costs.base_s),
         prefix_forward_s=costs.forward_s[odd:] - costs.forward_s[odd],
         base_forward_s=costs.edge_forward_s + held(costs.forward_s),
+        prefix_recompute_s=prefix_sum(again[odd:]),
         state_bytes=costs.state_bytes[odd:] - costs.state_bytes[odd],
-        lowest_bytes=lowest[odd:] - lowest[odd],
+        saved_bytes=costs.saved_bytes[odd:] - costs.saved_bytes[odd],
+        gain_bytes=costs.gain_bytes[odd:] - costs.gain_bytes[odd],
+        step_bytes=state_and_step[odd:] - state_and_step[odd],
         in_flight=problem.in_flight,
-        room_bytes=problem.capacity_bytes * (1 + 2 * TOLERANCE) - taken,
+        room_bytes=state_room - kept - transient,
+        again_bytes=np.where(np.array(least) > 0, again_transient, 0.0),
+        step_room_bytes=state_room - costs.edge_step - held(costs.step_bytes),
+        fewest=np.array(0 if depth is None else max(depth - most_held, 0)),
+        most=np.array(number if depth is None else depth),
         least=np.array(least),
         unevenness=[np.arange(number + 1, dtype=np.float64) ** 2] * pp,
         seconds=seconds,
@@ -239,49 +235,59 @@ def _improved(costs: StageCosts, counts: IntArray) -> IntArray:
     low, high, step = pairs.min(1), pairs.max(1), np.where(pairs[:, 0] < pairs[:, 1], -1, 1)
     bound = np.arange(len(counts) + 1)
     shift = ((bound > low[:, None]) & (bound <= high[:, None])) * step[:, None]
-    touched = np.zeros((len(pairs), problem.pp), bool)
-    trial, chunk = np.nonzero((bound[:-1] >= low[:, None]) & (bound[:-1] <= high[:, None]))
-    touched[trial, chunk % problem.pp] = True
-    now = bounds_figures(costs, bounds)
-    best = _value(problem, now, None)[0]
+    stage, shifts, which = _distinct_stages(problem, shift)
+    best = _best_trial(problem, bounds_figures(costs, bounds[None]))[0]
     for _ in range(MAX_MOVES):
         possible = np.flatnonzero(counts[pairs[:, 0]] > problem.min_layers)
-        index, stage = np.nonzero(touched[possible])
         runs: Runs = []
-        for first in range(0, problem.num_chunks, problem.pp):
-            at, row = first + stage, possible[index]
-            runs.append((bounds[at] + shift[row, at], bounds[at + 1] + shift[row, at + 1]))
-        values, keys = _value(problem, now, (index, stage, costs.figures(stage, runs)))
-        if not len(keys) or values >= best:
+        for k in range(problem.vpp):
+            at = stage + k * problem.pp
+            lo, hi = bounds[at] + shifts[:, k, 0], bounds[at + 1] + shifts[:, k, 1]
+            runs.append((np.maximum(lo, 0), np.minimum(hi, bounds[-1])))  # impossible trials
+        if not len(possible):
             break
-        best, chosen = values, possible[keys[0]]
-        bounds = bounds + shift[chosen]
-        counts, now = np.diff(bounds), bounds_figures(costs, bounds)
+        distinct, each = costs.figures(stage, runs), which[possible]
+        figures = distinct._replace(
+            seconds=distinct.seconds[each],
+            forward_s=distinct.forward_s[each],
+            over_bytes=distinct.over_bytes[each],
+        )
+        value, chosen = _best_trial(problem, figures)
+        if value >= best:
+            break
+        best = value
+        bounds = bounds + shift[possible[chosen]]
+        counts = np.diff(bounds)
     return counts
 
 
-Moved = tuple[IntArray, IntArray, StageFigures]
-"""(trial, stage, figures) of every stage that a trial changes."""
+def _distinct_stages(
+    problem: PartitionProblem, shift: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """(stage [D], shifts of its chunks' first and last bounds [D, vpp, 2], number [trials, pp]) of
+    the stages that differ among trials which shift the bounds of chunks, [trials, chunks + 1].
+    """
+    ends = np.stack([shift[:, :-1], shift[:, 1:]], axis=-1)
+    ends = ends.reshape(len(shift), problem.vpp, problem.pp, 2)
+    key = np.tile(np.arange(problem.pp), len(shift))
+    for k in range(problem.vpp):
+        code = 3 * ends[:, k, :, 0] + ends[:, k, :, 1] + 4
+        _, first, key = np.unique(9 * key + code.ravel(), return_index=True, return_inverse=True)
+    trial, stage = np.divmod(first, problem.pp)
+    return stage, ends[trial, :, stage], key.reshape(len(shift), problem.pp)
 
 
-def _value(
-    problem: PartitionProblem, now: StageFigures, moved: Moved | None
-) -> tuple[tuple[float, float, float], IntArray]:
-    """(bytes too many, seconds, sum of squares) of the best trial, and the trials in that order."""
-    trials = 1 if moved is None else int(moved[0].max(initial=-1)) + 1
-    columns = []
-    for name in ("over_bytes", "seconds", "forward_s"):
-        column = np.tile(getattr(now, name), (trials, 1))
-        if moved is not None:
-            column[moved[0], moved[1]] = getattr(moved[2], name)
-        columns.append(column)
-    over, seconds, forward = columns
-    if not trials:
-        return (np.inf, np.inf, np.inf), np.arange(0)
-    figures = now._replace(seconds=seconds, forward_s=forward)
-    keys = over.sum(-1), schedule_seconds(problem, figures), (seconds**2).sum(-1)
-    order = np.lexsort(keys[::-1])
-    return tuple(float(key[order[0]]) for key in keys), order  # type: ignore[return-value]
+def _best_trial(
+    problem: PartitionProblem, figures: StageFigures
+) -> tuple[tuple[float, float, float], int]:
+    """((bytes too many, seconds, sum of squares), number) of the best trial, of [trials, pp]."""
+    keys = (
+        figures.over_bytes.sum(-1),
+        schedule_seconds(problem, figures),
+        (figures.seconds**2).sum(-1),
+    )
+    best = int(np.lexsort(keys[::-1])[0])
+    return (float(keys[0][best]), float(keys[1][best]), float(keys[2][best])), best
 
 
 def _pairs(num_chunks: int) -> list[tuple[int, int]]:

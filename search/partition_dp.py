@@ -43,13 +43,28 @@ class Row:
     prefix_forward_s: FloatArray
     """The forward pass's share of both."""
     base_forward_s: FloatArray
+    prefix_recompute_s: FloatArray
+    """Recompute of the first j layers, shape [N + 1]; of a layer at most the forward, backward and
+    recompute of any other, so that no stage is shorter for starting earlier."""
     state_bytes: FloatArray
     """Prefix sums, shape [N + 1]."""
-    lowest_bytes: FloatArray
-    """Prefix sums of what every micro-batch in flight keeps at the very least, shape [N + 1]."""
+    saved_bytes: FloatArray
+    """Prefix sums of what every micro-batch in flight keeps, shape [N + 1]."""
+    gain_bytes: FloatArray
+    """Prefix sums of what recompute saves of it, shape [N + 1]."""
+    step_bytes: FloatArray
+    """Prefix sums of what the optimizer step holds, state included, shape [N + 1]."""
     in_flight: FloatArray
     room_bytes: FloatArray
-    """Left for these layers, at most; shape [p]."""
+    """Left for the layers' state and activations, at most; shape [p]."""
+    again_bytes: FloatArray
+    """What recompute takes of this room by its larger transient, shape [p]."""
+    step_room_bytes: FloatArray
+    """Left for the optimizer step, shape [p]."""
+    fewest: IntArray
+    """Layers that a stage recomputes at least, if it has as many; for one start or each."""
+    most: IntArray
+    """At most."""
     least: IntArray
     """Layers that stage s must take, shape [p]."""
     unevenness: list[FloatArray]
@@ -78,9 +93,36 @@ class Edges(NamedTuple):
     width: IntArray
 
 
-def widths(row: Row) -> tuple[IntArray, bool] | None:
-    """(layers of each stage, proven) of the best cut; None where none fits in memory."""
+def widths(row: Row, edges: list[Edges] | None = None) -> tuple[IntArray, bool] | None:
+    """(layers of each stage, proven) of the best cut; None where none fits in memory.
+
+    ``edges``: some that hold the best cuts, where they are known.
+    """
     total = float(row.prefix_s[-1] + row.base_s.sum())
+    if edges is None:
+        found = _first_band(row, total)
+        if found is None:
+            return None
+        edges, limit, slowest = found
+    else:
+        limit, slowest = float("inf"), minimax(edges)
+        if slowest == float("inf"):
+            return None
+    reach, extra = slowest, least_extra(edges, slowest)
+    if extra > TOLERANCE * total:
+        weight = row.slowest_weight
+        reach = slowest + row.sum_weight * extra / weight if weight > 0 else float("inf")
+        if reach > limit:
+            edges = band_edges(row, reach) or edges
+    bound, proven = _best_bound(row, edges, slowest, extra, reach, total)
+    layers = most_even(row, edges, bound)
+    return None if layers is None else (layers, proven)
+
+
+def _first_band(row: Row, total: float) -> tuple[list[Edges], float, float] | None:
+    """(edges, their bound on tau, the least slowest stage) of the narrowest band that is sure to
+    hold the latter; None where no cut fits in memory.
+    """
     mean = max(total / len(row.base_s), float(row.base_s.max()))
     edges, limit, slowest = None, 0.0, float("inf")
     for slack in SLACKS:
@@ -95,15 +137,7 @@ def widths(row: Row) -> tuple[IntArray, bool] | None:
         limit = slowest
         edges = band_edges(row, limit) or edges
         slowest = minimax(edges)
-    reach, extra = slowest, least_extra(edges, slowest)
-    if extra > TOLERANCE * total:
-        weight = row.slowest_weight
-        reach = slowest + row.sum_weight * extra / weight if weight > 0 else float("inf")
-        if reach > limit:
-            edges = band_edges(row, reach) or edges
-    bound, proven = _best_bound(row, edges, slowest, extra, reach, total)
-    layers = most_even(row, edges, bound)
-    return None if layers is None else (layers, proven)
+    return edges, limit, slowest
 
 
 def band_edges(row: Row, limit: float) -> list[Edges] | None:
@@ -116,14 +150,15 @@ def band_edges(row: Row, limit: float) -> list[Edges] | None:
     for s in range(stages):
         starts = np.arange(low[s], high[s] + 1)
         ends = np.arange(low[s + 1], high[s + 1] + 1)
-        most = int((_furthest(row, s, starts, limit) - starts).max())
-        most = min(most, int(ends[-1] - starts[0]))
+        last = furthest(row, s, starts, limit)
+        most = min(int((last - starts).max()), int(ends[-1] - starts[0]))
         if most < row.least[s]:
             return None
         width = np.arange(row.least[s], most + 1)
         lo = ends[:, None] - width[None, :]
         exists = (lo >= low[s]) & (lo <= high[s]) & np.isfinite(row.unevenness[s][width])
         before = np.where(exists, lo - low[s], 0)
+        exists &= ends[:, None] <= last[before]
         seconds = np.where(exists, 0.0, np.inf)
         found.append(Edges(ends, seconds, np.zeros(lo.shape), before, width))
     _cost(row, found)
@@ -167,7 +202,7 @@ def fits(row: Row) -> bool:
     at, later = 0, int(row.least.sum())
     for s in range(len(row.base_s)):
         later -= int(row.least[s])
-        last = min(int(_furthest(row, s, np.array([at]), np.inf)[0]), row.num_layers - later)
+        last = min(int(furthest(row, s, np.array([at]), np.inf)[0]), row.num_layers - later)
         width = np.arange(row.least[s], last - at + 1)
         width = width[np.isfinite(row.unevenness[s][width])]
         tau, _ = row.seconds(np.full_like(width, s), np.full_like(width, at), at + width)
@@ -178,12 +213,35 @@ def fits(row: Row) -> bool:
     return at == row.num_layers
 
 
-def _furthest(row: Row, s: int, lo: IntArray, limit: float) -> IntArray:
-    """The last layer at which a stage that starts at ``lo`` could end, by time and by memory."""
-    end = np.searchsorted(row.prefix_s, row.prefix_s[lo] + (limit - row.base_s[s]), side="right")
-    need = row.state_bytes + row.in_flight[s] * row.lowest_bytes
-    by_memory = np.searchsorted(need, need[lo] + row.room_bytes[s], side="right")
-    last: IntArray = np.minimum(end, by_memory) - 1
+def furthest(row: Row, s: int, lo: IntArray, limit: FloatArray | float) -> IntArray:
+    """The last layer at which a stage that starts at ``lo`` could end; never falls with ``lo``.
+
+    With base, again, saved, gain sums over the stage's layers (again and gain also over its first
+    ``fewest`` and ``most`` ones) and F micro-batches in flight:
+
+    base + min(again, again of fewest) <= limit
+    state + F (saved - min(gain, gain of most)) <= room
+    state + step <= step_room
+    """
+    again, gain, num = row.prefix_recompute_s, row.gain_bytes, row.num_layers
+    seconds = row.prefix_s[lo] + (limit - row.base_s[s])
+    of_fewest = again[np.minimum(lo + row.fewest, num)] - again[lo]
+    by_time = np.maximum(
+        np.searchsorted(row.prefix_s, seconds - of_fewest, side="right"),
+        np.searchsorted(row.prefix_s + again, seconds + again[lo], side="right"),
+    )
+    in_flight = row.in_flight[s]
+    room = row.room_bytes[s] - np.where(row.fewest > 0, row.again_bytes[s], 0.0)
+    plain = row.state_bytes + in_flight * row.saved_bytes
+    held = plain - in_flight * gain
+    of_most = in_flight * (gain[np.minimum(lo + row.most, num)] - gain[lo])
+    by_memory = np.minimum(
+        np.searchsorted(plain, plain[lo] + of_most + room, side="right"),
+        np.searchsorted(held, held[lo] + room, side="right"),
+    )
+    step = row.step_bytes
+    by_step = np.searchsorted(step, step[lo] + row.step_room_bytes[s], side="right")
+    last: IntArray = np.minimum(np.minimum(by_time, by_memory), by_step) - 1
     return last
 
 
@@ -194,20 +252,18 @@ def _band(row: Row, limit: float) -> tuple[IntArray, IntArray]:
     low, high = taken.copy(), num - (taken[-1] - taken)
     high[0], low[-1] = 0, num
     for s in range(stages):
-        furthest = int(_furthest(row, s, high[s : s + 1], limit)[0])
-        high[s + 1] = min(high[s + 1], furthest)
+        high[s + 1] = min(high[s + 1], furthest(row, s, high[s : s + 1], limit)[0])
     for s in reversed(range(stages)):
-        nearest = _nearest(row, s, int(low[s + 1]), limit)
-        low[s] = max(low[s], nearest)
+        if low[s + 1] <= high[s + 1]:
+            low[s] = max(low[s], _nearest(row, s, int(low[s + 1]), limit))
     return low, high
 
 
 def _nearest(row: Row, s: int, hi: int, limit: float) -> int:
-    """The first layer at which a stage that ends at ``hi`` could start."""
-    start = np.searchsorted(row.prefix_s, row.prefix_s[hi] - (limit - row.base_s[s]), side="left")
-    need = row.state_bytes + row.in_flight[s] * row.lowest_bytes
-    by_memory = np.searchsorted(need, need[hi] - row.room_bytes[s], side="left")
-    return int(max(start, by_memory))
+    """The first layer at which a stage that ends at ``hi`` could start; beyond it if none."""
+    least = row.prefix_s[hi] - (limit - row.base_s[s])
+    lo = np.arange(np.searchsorted(row.prefix_s, least, side="left"), hi + 1)
+    return hi + 1 - int((furthest(row, s, lo, limit) >= hi).sum())
 
 
 def minimax(edges: list[Edges]) -> float:
@@ -222,7 +278,7 @@ def least_extra(edges: list[Edges], bound: float) -> float:
     """The least recompute of all stages where none takes more than ``bound`` seconds."""
     best = np.zeros(1)
     for stage in edges:
-        allowed = stage.seconds <= bound * (1 + TOLERANCE)
+        allowed = np.isfinite(stage.seconds) & (stage.seconds <= bound * (1 + TOLERANCE))
         best = np.where(allowed, best[stage.before] + stage.extra_s, np.inf).min(1)
     return float(best[0])
 

@@ -163,6 +163,20 @@ class PartitionProblem:
         )
 
     @property
+    def bound_weights(self) -> tuple[tuple[float, float], ...]:
+        """Pairs (a, b) with T >= a max tau + b sum tau, of one chunk a stage.
+
+        1F1B: the stage of tau = B = max tau, w-th last, ends no sooner than P + m B + 2 R - w B,
+        with P + R = S - B all other stages, and w B - R is at most the gap p B - S: with m > p
+        T >= 2 S + (m - 1 - p) B.
+        """
+        m = self.num_micro_batches
+        if self.schedule != "1f1b":
+            return ((self.slowest_weight, 1 / self.vpp),)
+        filled = ((float(m - 1 - self.pp), 2.0),) if m > self.pp else ()
+        return ((float(m), 0.0), (0.0, 1.0), *filled)
+
+    @property
     def slowest_weight(self) -> float:
         """Of max tau in T = (m - 1/v) max tau + sum tau / v."""
         return self.num_micro_batches - 1 / self.vpp

@@ -294,7 +294,7 @@ def test_several_chunks_of_different_layers_are_never_worse_than_even_nor_called
 
 def test_the_same_recompute_everywhere_is_the_best_number_that_fits() -> None:
     draw = random.Random(11)
-    for _ in range(40):
+    for _ in range(80):
         problem = random_problem(draw, layout="free", recompute="same")
         tried = [brute_force(replace(problem, recompute=n)) for n in range(len(problem.layers) + 1)]
         times = [found[0] for found in tried if found is not None]
