@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parallelsim.cli_inputs import fit_task, shown_path, with_defaults
+from parallelsim.cli_inputs import fit_task, needs_matplotlib, shown_path, with_defaults
 from parallelsim.cli_options import (
     SearchOptions,
     SpecOptions,
@@ -157,8 +157,6 @@ def _outputs(
     Raises:
         OutputError, click.UsageError: what is wrong with them.
     """
-    from importlib.util import find_spec
-
     from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
 
@@ -174,8 +172,8 @@ def _outputs(
         raise click.UsageError("--output: one table, please")
     if len({os.path.realpath(path) for path in outputs}) < len(outputs):
         raise click.UsageError("--output: the same file twice")
-    if pictures and find_spec("matplotlib") is None:
-        raise OutputError("pictures need matplotlib: pip install 'matplotlib>=3.8'")
+    if pictures:
+        needs_matplotlib("pictures need")
     return (tables[0] if tables else None), pictures
 
 

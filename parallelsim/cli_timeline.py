@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from parallelsim.cli_inputs import Inputs, shown_path
+from parallelsim.cli_inputs import Inputs, needs_matplotlib, shown_path
 from parallelsim.cli_options import SpecOptions, plan_options, rank_option, spec_options
 from parallelsim.cli_simulate import one_plan
 from parallelsim.cli_values import Value
-from parallelsim.errors import OutputError
 
 if TYPE_CHECKING:
     from parallelsim.plan import Plan
@@ -33,7 +32,8 @@ SUFFIXES = (".json", ".svg", ".html", ".png")
     "--output",
     "-o",
     metavar="FILE",
-    help="trace.json (opens in ui.perfetto.dev), gantt.svg, gantt.html or gantt.png.  "
+    help="trace.json (opens in ui.perfetto.dev); gantt.svg, gantt.html or gantt.png (they need "
+    "matplotlib).  "
     "[default: letters in the terminal]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -79,20 +79,9 @@ def _kind(output: str | None) -> str:
     kind = os.path.splitext(output)[1].lower()
     if kind not in SUFFIXES:
         raise click.UsageError(f"--output: the name must end with {', '.join(SUFFIXES)}")
-    if kind == ".png" and not _has_matplotlib():
-        raise OutputError(
-            "a .png needs matplotlib: pip install 'parallelsim[plot]'; .svg and .html do not"
-        )
+    if kind != ".json":
+        needs_matplotlib("pictures need")
     return kind
-
-
-def _has_matplotlib() -> bool:
-    from importlib.util import find_spec
-
-    try:
-        return find_spec("matplotlib") is not None
-    except ValueError:  # another program has put something else in its place
-        return False
 
 
 def _notes(inputs: Inputs, plan: Plan) -> list[str]:
@@ -125,25 +114,13 @@ def _print(planned: PlanReplay) -> None:
 
 def _write(planned: PlanReplay, output: str, kind: str, force: bool) -> None:
     from parallelsim.planfile import write_text
-    from parallelsim.report.gantt_png import gantt_png
-    from parallelsim.timeline import gantt_svg, trace_json
+    from parallelsim.report.gantt import gantt_image
+    from parallelsim.timeline import trace_json
 
-    if kind == ".png":
-        write_text(output, gantt_png(planned.run()), force=force)
-        return
     if kind == ".json":
         kept = planned.activation_bytes
         # A micro-batch counts until its weight gradient, as in the memory of the plan.
         text = trace_json(planned.run(), activation_bytes=kept, weight_only_bytes=kept)
+        write_text(output, text, force=force)
     else:
-        text = gantt_svg(planned.run())
-    write_text(output, _page(text) if kind == ".html" else text, force=force)
-
-
-def _page(svg: str) -> str:
-    """The picture in a page."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        "<title>Pipeline timeline</title></head>\n"
-        f"<body>\n{svg}</body>\n</html>\n"
-    )
+        write_text(output, gantt_image(planned.run(), kind[1:]), force=force)

@@ -79,8 +79,8 @@ def _check_outputs(
         OutputError: a file that may not be written, another kind of picture, no matplotlib.
     """
     import os
-    from importlib.util import find_spec
 
+    from parallelsim.cli_inputs import needs_matplotlib
     from parallelsim.errors import OutputError
     from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
@@ -92,8 +92,8 @@ def _check_outputs(
             check_writable(path, force=force, inputs=input_files(*tables, framework))
     if rows_file and plot_file and os.path.realpath(rows_file) == os.path.realpath(plot_file):
         raise click.UsageError(f"--rows and --plot name the same file, {rows_file}")
-    if plot_file and find_spec("matplotlib") is None:
-        raise OutputError("--plot needs matplotlib: pip install 'matplotlib>=3.8'")
+    if plot_file:
+        needs_matplotlib("--plot needs")
 
 
 def _print(validation: Validation, all_groups: bool) -> None:

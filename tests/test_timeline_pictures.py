@@ -13,13 +13,12 @@ import pytest
 from trace_event_format import problems
 
 from parallelsim.errors import PlanError
-from parallelsim.report.gantt_png import gantt_png
 from parallelsim.timeline.activations import memory_over_time, peak_activations
 from parallelsim.timeline.analysis import bubbles
 from parallelsim.timeline.chrome import trace, trace_json
 from parallelsim.timeline.costs import stage_costs, transfer_time
 from parallelsim.timeline.engine import Replay, replay
-from parallelsim.timeline.gantt import gantt_picture, gantt_svg, gantt_text
+from parallelsim.timeline.gantt import gantt_picture, gantt_text
 from parallelsim.timeline.graph import compile_graph
 from parallelsim.timeline.schedules import GENERATORS, make_schedule
 
@@ -151,25 +150,32 @@ def test_text_gantt_fits_80_columns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_svg_draws_every_operation_inside_the_picture(name: str) -> None:
+def test_every_operation_is_drawn_inside_the_picture(name: str) -> None:
     done = played(name, *oracle.random_size(name, np.random.default_rng(9)))
-    picture = ET.fromstring(gantt_svg(done, width=900))
-    boxes = [e for e in picture.iter("{http://www.w3.org/2000/svg}rect") if e.get("stroke")]
+    picture = gantt_picture(done, width=900)
+    boxes = [box for box in picture.boxes if box.is_operation]
     assert len(boxes) == len(done.graph.schedule)
     for box in boxes:
-        assert float(box.get("x", "")) >= 56
-        assert float(box.get("x", "")) + float(box.get("width", "")) <= 900 - 12 + 0.1
-    assert re.search(rf"{name}, pp \d+", gantt_svg(done))
+        assert box.x >= 56
+        assert box.x + box.width <= 900 - 12 + 0.1
+    assert re.match(rf"{name}, pp \d+", picture.title)
 
 
-def test_pixels_show_the_picture_of_the_svg() -> None:
+def test_pixels_and_svg_show_the_boxes_and_labels_of_the_picture() -> None:
     pytest.importorskip("matplotlib")
+    from parallelsim.report.gantt import gantt_image
+
     done = played("zb-v", 4, 2, 8)
-    content = gantt_png(done)
-    size = re.search(r'width="(\d+)" height="(\d+)"', gantt_svg(done))
-    assert size is not None
+    picture = gantt_picture(done)
+    content = gantt_image(done, "png")
     pixels = [int.from_bytes(content[at : at + 4], "big") for at in (16, 20)]
-    assert pixels == [2 * int(side) for side in size.groups()]
+    assert pixels == [2 * picture.width, 2 * picture.height]
+    svg = ET.fromstring(gantt_image(done, "svg"))
+    name = "{http://www.w3.org/2000/svg}"
+    drawn = "".join(path.get("d", "") for path in svg.iter(f"{name}path"))
+    assert drawn.count("M ") == len(picture.boxes) + 1  # and the background
+    assert [e.text for e in svg.iter(f"{name}text")] == [label.text for label in picture.labels]
+    assert svg.get("viewBox") == f"0 0 {picture.width} {picture.height}"
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"])
@@ -196,4 +202,4 @@ def test_pictures_that_nobody_could_read_are_refused() -> None:
     with pytest.raises(PlanError, match="32 ranks are more than the 16"):
         gantt_text(done)
     with pytest.raises(PlanError, match="25600 operations are more than the 20000"):
-        gantt_svg(done)
+        gantt_picture(done)

@@ -232,7 +232,7 @@ def test_plot_needs_matplotlib_and_says_so(tmp_path: Path, monkeypatch: pytest.M
     target = tmp_path / "plot.png"
     result = CliRunner().invoke(main, ["validate", str(TABLES[0]), "--plot", str(target)])
     assert result.exit_code == 1
-    assert "pip install 'matplotlib" in result.stderr
+    assert "pip install 'parallelsim[plot]'" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert not target.exists()
 

@@ -8,7 +8,7 @@
     costs = stage_costs(schedule, forward_s, input_s=..., weight_s=..., transfer_s=...)
     step_time(graph, costs)                                               # [P] seconds, to rank by
     done = replay(graph, costs)                                           # every operation
-    trace_json(done), gantt_svg(done), gantt_text(done), critical_path(done), bubbles(done)
+    trace_json(done), gantt_picture(done), gantt_text(done), critical_path(done), bubbles(done)
 
 What ranking needs is imported; pictures, traces and analysis load on first use.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from parallelsim.timeline.activations import memory_over_time, peak_activations
     from parallelsim.timeline.analysis import bubbles, critical_path
     from parallelsim.timeline.chrome import trace, trace_json
-    from parallelsim.timeline.gantt import gantt_svg, gantt_text
+    from parallelsim.timeline.gantt import gantt_picture, gantt_text
 
 __all__ = [
     "GENERATORS",
@@ -39,7 +39,7 @@ __all__ = [
     "compile_graph",
     "compiled_graph",
     "critical_path",
-    "gantt_svg",
+    "gantt_picture",
     "gantt_text",
     "make_schedule",
     "memory_over_time",
@@ -56,7 +56,7 @@ __all__ = [
 _HOME = {
     "bubbles": "analysis",
     "critical_path": "analysis",
-    "gantt_svg": "gantt",
+    "gantt_picture": "gantt",
     "gantt_text": "gantt",
     "memory_over_time": "activations",
     "peak_activations": "activations",

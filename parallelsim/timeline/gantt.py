@@ -1,8 +1,7 @@
-"""A replay as a picture: SVG for documents, letters for the terminal."""
+"""A replay as a picture: boxes and labels for documents, letters for the terminal."""
 
 from __future__ import annotations
 
-import html
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,6 +24,10 @@ SHADES: Final = {
 """Of even and odd chunks; black numbers are legible on all."""
 REDUCE_SHADE: Final = "#79706e"
 IDLE_SHADE: Final = "#ececec"
+INK: Final = "#16181b"
+"""Of the letters outside boxes."""
+RIM: Final = "#fefefe"
+"""Around operations."""
 LEFT, TOP, BAR, PAIRED_BAR, GAP, HOOK = 62, 36, 20, 30, 8, 4
 """Pixels: margin for the labels and the title; height of a bar, of one that may hold two operations
 at a time, between bars, and of the communication below."""
@@ -41,7 +44,7 @@ class Box(NamedTuple):
     height: float
     fill: str
     is_operation: bool = False
-    """Drawn with a white rim."""
+    """Drawn with a rim."""
 
 
 class Label(NamedTuple):
@@ -53,6 +56,8 @@ class Label(NamedTuple):
     text: str
     anchor: str = "start"
     size: float = 10.0
+    is_inside: bool = False
+    """Of a box."""
 
 
 class Picture(NamedTuple):
@@ -65,40 +70,10 @@ class Picture(NamedTuple):
     labels: list[Label]
 
 
-def gantt_svg(replay: Replay, plan: int = 0, width: int | None = None) -> str:
-    """One row a rank, a box an operation (with its micro-batch where it fits), as SVG text.
+def gantt_picture(replay: Replay, plan: int = 0, width: int | None = None) -> Picture:
+    """One row a rank, a box an operation (with its micro-batch where it fits).
 
     ``width`` in pixels; by default wide enough for the numbers, within :data:`WIDTHS`.
-
-    Raises:
-        PlanError: more operations than a picture shows.
-    """
-    picture = gantt_picture(replay, plan, width)
-    rims = {True: ' stroke="white" stroke-width="0.4"', False: ""}
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{picture.width:g}" '
-            f'height="{picture.height:g}" viewBox="0 0 {picture.width:g} {picture.height:g}" '
-            'font-family="sans-serif">',
-            f"<title>{html.escape(picture.title)}</title>",
-            '<rect width="100%" height="100%" fill="white"/>',
-            *(
-                f'<rect x="{box.x:.2f}" y="{box.y:g}" width="{box.width:.2f}" '
-                f'height="{box.height:g}" fill="{box.fill}"{rims[box.is_operation]}/>'
-                for box in picture.boxes
-            ),
-            *(
-                f'<text x="{label.x:.2f}" y="{label.y:g}" font-size="{label.size:g}" '
-                f'text-anchor="{label.anchor}">{html.escape(label.text)}</text>'
-                for label in picture.labels
-            ),
-            "</svg>\n",
-        ]
-    )
-
-
-def gantt_picture(replay: Replay, plan: int = 0, width: int | None = None) -> Picture:
-    """Boxes and labels of one plan's picture.
 
     Raises:
         PlanError: more operations than a picture shows.
@@ -151,7 +126,8 @@ def _add_operations(
         picture.boxes.append(Box(x, top, w, height, SHADES[kind][chunk % 2], True))
         label = str(schedule.micro_batch[i])
         if w >= 6 * len(label) + 2:
-            picture.labels.append(Label(x + w / 2, top + height / 2 + 3.5, label, "middle"))
+            middle = (x + w / 2, top + height / 2 + 3.5)
+            picture.labels.append(Label(*middle, label, "middle", is_inside=True))
 
 
 def _add_reductions(
