@@ -22,6 +22,7 @@ from parallelsim.cli_explain import explain
 from parallelsim.cli_fit import fit
 from parallelsim.cli_import import import_run
 from parallelsim.cli_plan import plan
+from parallelsim.cli_report import report
 from parallelsim.cli_simulate import compare, export, simulate
 from parallelsim.cli_sweep import sweep
 from parallelsim.cli_timeline import timeline
@@ -56,6 +57,7 @@ class Program(click.Group):
 
     def _exit_code(self, args: Sequence[str] | None, complete_var: str | None, **extra: Any) -> int:
         try:
+            extra.setdefault("obj", tuple(sys.argv[1:] if args is None else args))
             code = super().main(args, "parallelsim", complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
         except click.UsageError as error:
@@ -130,6 +132,6 @@ def main() -> None:
 
 
 _TOOLS = (plan, simulate, explain, fit, sweep, elastic, tune)
-_FILES = (compare, export, import_run, timeline, validate, calibrate)
+_FILES = (report, compare, export, import_run, timeline, validate, calibrate)
 for _command in (*_TOOLS, *_FILES, models, clusters, frameworks):
     main.add_command(_command)

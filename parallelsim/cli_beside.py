@@ -67,6 +67,28 @@ class Beside:
             document["why_not"] = why_not_rows(self.answers)
         return document
 
+    def paragraphs(self, plans: Simulation) -> list[str]:
+        """For a page: all that :meth:`print_before` and :meth:`print_after` say, but in
+        paragraphs, and of the sizes that were tried the chosen one alone.
+        """
+        from parallelsim.report.objectives import memory_words
+        from parallelsim.report.whole_run import whole_run_words
+
+        words = []
+        if self.choice:
+            number = f"{plans.cluster.num_gpus} GPUs are the best for {self.choice.objective}"
+            words.append(f"{number} of the {len(self.choice.tried)} sizes that were tried.")
+        if self.budget and len(plans):
+            words += [memory_words(plans, self.fastest)] if self.least_memory else []
+            words += whole_run_words(plans, self.budget, "plan 1")
+        if self.run and self.compared:
+            from parallelsim.report.edits import compared_lines
+
+            words += [f"{self.compared.file}: {note}" for note in self.run.notes]
+            words += [line.strip() for line in compared_lines(self.compared)]
+        words += [f"Why not {' '.join(answer.sentences)}" for answer in self.answers]
+        return [word for word in words if word]
+
     def print_before(self) -> None:
         """For people, before the ranking: the sizes that were tried."""
         if self.choice and self.budget:

@@ -52,22 +52,31 @@ def explain_misfit(
         click.echo(f"rejected: {report.rejections(result.reasons)}", err=True)
     if len(result.nearest_miss):
         click.echo(f"nearest miss: {report.miss(result.nearest_miss)}", err=True)
+    why, rescues = misfit_words(inputs, search, result)
+    for line in rescues:
+        click.echo(line, err=True)
+    raise NoFeasiblePlanError(why)
+
+
+def misfit_words(
+    inputs: Inputs, search: SearchOptions, result: SearchResult
+) -> tuple[str, list[str]]:
+    """(why there is no safe plan, what would rescue it)."""
     where = f"{inputs.model.name} on {inputs.cluster.num_gpus} x {inputs.cluster.accelerator.name}"
     if not result.num_candidates:
-        raise NoFeasiblePlanError(f"no plan for {where}: {_contradiction(inputs, search)}")
+        return f"no plan for {where}: {_contradiction(inputs, search)}", []
     if refused := _refused_whatever_the_plan(inputs, result):
-        raise NoFeasiblePlanError(f"no plan for {where}: {refused}")
+        return f"no plan for {where}: {refused}", []
     if not result.exhaustive:
         more = "wait longer with --timeout" if result.stopped == "time-out" else "--budget more"
-        raise NoFeasiblePlanError(
+        return (
             f"no feasible plan for {where} among the {result.num_evaluated:,} evaluated of "
             f"{result.num_candidates:,}; {more}, or search all with --searcher grid"
-        )
-    _print_rescues(inputs, search, result)
-    raise NoFeasiblePlanError(
+        ), []
+    return (
         f"no feasible plan for {where}: none of {result.num_candidates:,} candidates obeys "
         f"every rule and needs at most {search.memory_limit:.0%} of memory"
-    )
+    ), _rescues(inputs, search, result)
 
 
 def _refused_whatever_the_plan(inputs: Inputs, result: SearchResult) -> str:
@@ -97,7 +106,7 @@ def _frameworks_that_can(inputs: Inputs, ignored: set[str]) -> list[str]:
     ]
 
 
-def _print_rescues(inputs: Inputs, search: SearchOptions, result: SearchResult) -> None:
+def _rescues(inputs: Inputs, search: SearchOptions, result: SearchResult) -> list[str]:
     """Changes that lead to a safe plan, in words; what was not tried for want of time."""
     from parallelsim.fit import Deadline, TimeIsUpError
 
@@ -110,7 +119,7 @@ def _print_rescues(inputs: Inputs, search: SearchOptions, result: SearchResult) 
         task = replace(task, deadline=Deadline(time.perf_counter() + RESCUE_S, speed))
         attempts = {what: changed for what, changed in task.changes()}
     except ParallelSimError:
-        return
+        return []
     # First what is certain to help if anything does: the time may not last for the others.
     try:
         more = _more_gpus(task, inputs.cluster.num_gpus, bool(len(result.nearest_miss)))
@@ -128,12 +137,12 @@ def _print_rescues(inputs: Inputs, search: SearchOptions, result: SearchResult) 
             continue
         else:
             (helping if len(found.result.plans) else tried).append(what)
-    for words in helping:
-        click.echo(f"would help: {words}", err=True)
+    lines = [f"would help: {words}" for words in helping]
     if not helping and tried:
-        click.echo(f"no single change helps; tried: {'; '.join(tried)}", err=True)
+        lines.append(f"no single change helps; tried: {'; '.join(tried)}")
     if skipped:
-        click.echo(f"not tried, to answer in seconds: {'; '.join(skipped)}", err=True)
+        lines.append(f"not tried, to answer in seconds: {'; '.join(skipped)}")
+    return lines
 
 
 def _more_gpus(task: Task, num_gpus: int, obeys_rules: bool) -> str:

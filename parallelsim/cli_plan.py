@@ -7,28 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from parallelsim.cli_beside import Beside, beside
-from parallelsim.cli_compare_with import compare_with_option
-from parallelsim.cli_explain import why_not_option
-from parallelsim.cli_inputs import Inputs, load_inputs, shown_path
+from parallelsim.cli_answer import Answer, Asked, answer, asked_options
+from parallelsim.cli_inputs import Inputs, shown_path
 from parallelsim.cli_misfit import NUM_TIGHT_SHOWN, explain_misfit
-from parallelsim.cli_objective import (
-    ObjectiveOptions,
-    chosen_size,
-    least_memory_first,
-    objective_options,
-)
-from parallelsim.cli_options import (
-    SearchOptions,
-    SpecOptions,
-    json_option,
-    only_grid,
-    search_options,
-    spec_options,
-)
-from parallelsim.cli_run import planned
-from parallelsim.cli_searcher import HowToSearch, check_how, how_options, run_search
-from parallelsim.cli_values import Part, whole_number
+from parallelsim.cli_options import json_option, only_grid
 
 if TYPE_CHECKING:
     from parallelsim.robustness import Robustness
@@ -40,25 +22,13 @@ EXIT_INTERRUPTED = 130
 @click.command(
     epilog="Example: parallelsim plan --model llama3-70b --gpus 256 --fix tp=8 --output plans.yaml"
 )
-@spec_options
-@search_options
-@objective_options
-@how_options
-@click.option(
-    "--top",
-    "-k",
-    type=whole_number(1, 1000),
-    metavar="N",
-    default=10,
-    show_default=True,
-    help="Plans to show.",
-)
+@asked_options(num_plans=10)
 @json_option
 @click.option(
     "--output",
     "-o",
     metavar="FILE",
-    help="Write the plans as YAML, for simulate, compare and export.",
+    help="Write the plans as YAML, for simulate, compare, export and report.",
 )
 @click.option(
     "--export",
@@ -66,8 +36,6 @@ EXIT_INTERRUPTED = 130
     metavar="TARGET[:FILE]",
     help="Write plan 1 as a launch script; without FILE it is printed instead of the table.",
 )
-@why_not_option
-@compare_with_option
 @click.option(
     "--robustness",
     "robust",
@@ -81,94 +49,53 @@ EXIT_INTERRUPTED = 130
     help="Show every plan, also where more than two differ in the cut into stages alone.",
 )
 def plan(
-    spec: SpecOptions,
-    search: SearchOptions,
-    aim: ObjectiveOptions,
-    how: HowToSearch,
-    top: int,
+    asked: Asked,
     as_json: bool,
     output: str | None,
     export: str | None,
-    parts: tuple[Part, ...],
-    compare_with: str | None,
     robust: bool,
     force: bool,
     all_variants: bool,
 ) -> int:
     """Rank the ways to train a model on a cluster: fastest first, within memory."""
     target, script = _export_target(export)
-    _check_asked(spec, search, aim, how, compare_with, robust)
-    _check_files(spec, output, script, export, compare_with, as_json, force)
-    run = planned(spec, compare_with) if compare_with is not None else None
-    inputs = run.inputs if run else load_inputs(spec, spec.num_gpus or 0)
-    if run and output is not None:
-        run.check_named()
-    spec, choice = chosen_size(aim, spec, inputs, search)
-    if choice:
-        inputs = load_inputs(spec, spec.num_gpus or 0)
-    result = run_search(inputs, search, how, top)
-    more = beside(
-        inputs, search, result, aim=aim, choice=choice, run=run, file=compare_with, parts=parts
-    )
+    asked.check()
+    if robust:
+        only_grid(asked.search, "--robustness")
+    _check_files(asked, output, script, export, as_json, force)
+    found = answer(asked, plan_file=output is not None)
+    inputs, search, result, more = found.inputs, found.search, found.result, found.more
     if not len(result.plans):
         if as_json:
-            _print_json(inputs, search, result, more)
+            _print_json(found)
         else:
             more.print_after(result.plans)
         return explain_misfit(inputs, search, result, as_json)
-    if more.least_memory:
-        result = least_memory_first(inputs, search, top, result)
     text = _script(inputs, target, result) if target else None
     _write_files(inputs, result, output, script, text, force)
-    fared = _robustness(inputs, search, result) if robust else None
+    fared = found.robustness() if robust else None
     if as_json:
-        _print_json(inputs, search, result, more, fared)
+        _print_json(found, fared)
     elif target and script is None:
         click.echo(text, nl=False)
     else:
         more.print_before()
-        _print_plans(inputs, search, result, more, all_variants)
+        _print_plans(found, all_variants)
         more.print_after(result.plans)
         _print_robustness(fared)
         _print_next_steps(inputs, output)
     return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
 
 
-def _check_asked(
-    spec: SpecOptions,
-    search: SearchOptions,
-    aim: ObjectiveOptions,
-    how: HowToSearch,
-    compare_with: str | None,
-    robust: bool,
-) -> None:
-    """Options that contradict each other, before anything is read."""
-    if compare_with is not None and aim.chooses_size:
-        raise click.UsageError(
-            f"--objective {aim.objective} chooses the number of GPUs, --compare-with has its own"
-        )
-    if spec.num_gpus is None and compare_with is None:
-        raise click.UsageError(
-            "Missing option '--gpus': the number of GPUs ('parallelsim fit' finds the smallest)."
-        )
-    check_how(search, how)
-    if robust:
-        only_grid(search, "--robustness")
-    if aim.chooses_size:
-        only_grid(search, f"--objective {aim.objective}")
-
-
 def _check_files(
-    spec: SpecOptions,
+    asked: Asked,
     output: str | None,
     script: str | None,
     export: str | None,
-    compare_with: str | None,
     as_json: bool,
     force: bool,
 ) -> None:
     """Files that cannot be written, or would replace one that is read, before the search."""
-    from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
 
     if export and as_json and script is None:
@@ -177,8 +104,7 @@ def _check_files(
         )
     for path in (output, script):
         if path is not None:
-            read = input_files(spec.model, spec.cluster, spec.framework, compare_with)
-            check_writable(path, force=force, inputs=read)
+            check_writable(path, force=force, inputs=asked.input_files())
     if output is not None and script and os.path.realpath(output) == os.path.realpath(script):
         raise click.UsageError(f"--output and --export name the same file, {shown_path(output)}")
 
@@ -207,24 +133,11 @@ def _script(inputs: Inputs, target: str, result: SearchResult) -> str:
     )
 
 
-def _robustness(inputs: Inputs, search: SearchOptions, result: SearchResult) -> Robustness:
-    from parallelsim.cli_inputs import search_space
-    from parallelsim.robustness import robustness
-
-    return robustness(search_space(inputs, search), result.plans)
-
-
-def _print_json(
-    inputs: Inputs,
-    search: SearchOptions,
-    result: SearchResult,
-    more: Beside,
-    fared: Robustness | None = None,
-) -> None:
+def _print_json(found: Answer, fared: Robustness | None = None) -> None:
     from parallelsim.report.documents import json_text, plan_document
 
-    document = plan_document(inputs.head(), search.memory_limit, result)
-    document |= more.document(result.plans)
+    document = plan_document(found.inputs.head(), found.search.memory_limit, found.result)
+    document |= found.more.document(found.result.plans)
     if fared:
         from parallelsim.report.robustness import robustness_document
 
@@ -239,24 +152,19 @@ def _print_robustness(fared: Robustness | None) -> None:
         print_robustness(fared)
 
 
-def _print_plans(
-    inputs: Inputs,
-    search: SearchOptions,
-    result: SearchResult,
-    more: Beside,
-    all_variants: bool,
-) -> None:
+def _print_plans(found: Answer, all_variants: bool) -> None:
     from parallelsim.compare import compare
     from parallelsim.correlation import trust
     from parallelsim.report import plans as report
     from parallelsim.report.tables import paragraph
     from parallelsim.report.trust import order_words
 
+    inputs, result = found.inputs, found.result
     best = float(result.plans.step_time_s[0])
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(inputs.header(search.memory_limit) + "\n")
-    if more.least_memory:
+    click.echo(inputs.header(found.search.memory_limit) + "\n")
+    if found.more.least_memory:
         report.print_ranked(result.plans, all_variants=all_variants)
         for line in report.legend(result.plans, result.faster_but_tight):
             click.echo(paragraph(line))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,38 +42,45 @@ class Compared:
 
 def print_compared(compared: Compared) -> None:
     """The run, and each edit with what it saves and its flags."""
+    for line in compared_lines(compared):
+        indent = len(line) - len(line.lstrip())
+        click.echo(line if indent > 1 else paragraph(line.lstrip(), indent))
+
+
+def compared_lines(compared: Compared) -> Iterator[str]:
+    """The run; the edits, a blank before each; flags that go (-) and come (+), six before each."""
     run = compared.simulation
     figures = (run.step_time_s, run.step_time_low_s, run.step_time_high_s)
     step = step_interval(*(float(values[0]) for values in figures))
     plan = run.plans.plan(0)
-    click.echo(paragraph(f"Your run, {compared.file}: {degrees(plan)}; {step}."))
+    yield f"Your run, {compared.file}: {degrees(plan)}; {step}."
     for message in compared.broken:
-        click.echo(paragraph(f"It cannot run: {message}."))
+        yield f"It cannot run: {message}."
     if compared.place:
-        click.echo(paragraph(rank_words(compared.place, ZONES[int(run.zone[0])]) + "."))
+        yield rank_words(compared.place, ZONES[int(run.zone[0])]) + "."
     if not len(compared.goal):
-        click.echo("There is no safe plan to compare it with.")
+        yield "There is no safe plan to compare it with."
         return
     if not compared.edits:
-        click.echo("No edit towards plan 1 makes it faster.")
+        yield "No edit towards plan 1 makes it faster."
         return
-    click.echo("Edits towards plan 1, each simulated and replayed on top of those before:")
+    yield "Edits towards plan 1, each simulated and replayed on top of those before:"
     before = run
     for number, edit in enumerate(compared.edits, 1):
         after, what = edit.simulation.plans.plan(0), before.plans.plan(0)
         gain = f"{abs(edit.gain_frac):.1%} {'less' if edit.gain_frac >= 0 else 'more'}"
         use = f"{float(edit.simulation.memory_use_frac[0]):.0%} of memory"
         seconds = format_seconds(float(edit.simulation.step_time_s[0]))
-        click.echo(paragraph(f"{number}. {differences(after, what)}: {seconds}, {gain}, {use}", 1))
+        yield f" {number}. {differences(after, what)}: {seconds}, {gain}, {use}"
         for sign, flags in zip("-+", changed_flags(before, after), strict=True):
             for flag in flags:
-                click.echo(f"      {sign} {flag}")
+                yield f"      {sign} {flag}"
         before = edit.simulation
     total = 1 - float(before.step_time_s[0]) / float(run.step_time_s[0])
     words = f"Together {format_percent(abs(total))} {'less' if total >= 0 else 'more'}"
     rest = differences(compared.goal.plans.plan(0), before.plans.plan(0))
     words += f"; what is left of plan 1 ({rest}) {CHANGES_NOTHING}" if rest else ""
-    click.echo(paragraph(f"{words}."))
+    yield f"{words}."
 
 
 def changed_flags(before: Simulation, after: Plan) -> tuple[list[str], list[str]]:

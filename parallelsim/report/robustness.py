@@ -11,29 +11,37 @@ from parallelsim.report.tables import Column, print_line, print_table
 if TYPE_CHECKING:
     from parallelsim.robustness import Robustness
 
+ROBUSTNESS_MEANS = "what plans lose against the best plan of each case"
+
 
 def print_robustness(found: Robustness) -> None:
     """The cases, the most robust plan, and what a step along each axis costs."""
-    first_only = found.most_robust == 0
-    robust = found.most_robust + 1
-    print_line("Robustness: what plans lose against the best plan of each case")
-    columns = [Column("case", "left"), Column("plan 1")]
-    columns += [] if first_only else [Column(f"plan {robust}")]
-    columns.append(Column("best there", "left", priority=1))
-    shown = (0,) if first_only else (0, found.most_robust)
-    print_table(
-        columns,
-        [
-            [case.name, *(_loss(float(case.loss_frac[i])) for i in shown), degrees(case.best)]
-            for case in found.cases
-        ],
-    )
-    words = f"Plan {robust} is the most robust: it {_fate(found, found.most_robust)}"
-    words += "" if first_only else f"; plan 1 {_fate(found, 0)}"
+    print_line(f"Robustness: {ROBUSTNESS_MEANS}")
+    header, rows = robustness_table(found)
+    columns = [Column(name, "left" if i == 0 else "right") for i, name in enumerate(header[:-1])]
+    print_table([*columns, Column(header[-1], "left", priority=1)], rows)
+    for line in robustness_words(found):
+        print_line(line)
+
+
+def robustness_table(found: Robustness) -> tuple[list[str], list[list[str]]]:
+    """(header, rows): what plan 1 and the most robust plan lose in each case."""
+    shown = sorted({0, found.most_robust})
+    header = ["case", *(f"plan {i + 1}" for i in shown), "best there"]
+    rows = [
+        [case.name, *(_loss(float(case.loss_frac[i])) for i in shown), degrees(case.best)]
+        for case in found.cases
+    ]
+    return header, rows
+
+
+def robustness_words(found: Robustness) -> list[str]:
+    """Which plan is the most robust, and what a step away from plan 1 costs."""
+    words = f"Plan {found.most_robust + 1} is the most robust: it {_fate(found, found.most_robust)}"
+    words += "" if found.most_robust == 0 else f"; plan 1 {_fate(found, 0)}"
     steps = ", ".join(f"{s.axis} {s.value} {_loss(s.loss_frac)}" for s in found.steps)
-    print_line(f"{words}.")
-    if steps:
-        print_line(f"One step from plan 1, the rest chosen anew: {steps}.")
+    one_step = [f"One step from plan 1, the rest chosen anew: {steps}."] if steps else []
+    return [f"{words}.", *one_step]
 
 
 def _fate(found: Robustness, i: int) -> str:
