@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 compare_with_option: Callable[[Any], Any] = click.option(
     "--compare-with",
     metavar="FILE",
-    help="A Megatron-LM launch script, or a plan file: its rank, and the edits that lead to plan 1."
-    " It states what is not given.",
+    help="A launch script, a configuration or a plan file: its rank, and the edits that lead to"
+    " plan 1. It states what is not given.",
 )
 
 RANKED = 10

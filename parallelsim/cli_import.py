@@ -15,7 +15,7 @@ from parallelsim.cli_run import imported
 @click.option("--output", "-o", metavar="FILE", help="Write the plan as YAML.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def import_run(file: str, spec: SpecOptions, output: str | None, force: bool) -> None:
-    """Read a launch script of Megatron-LM, or its arguments, as a model and a plan.
+    """Read a launch script or a configuration of today as a model and a plan.
 
     The plan file is for simulate, explain, compare, export and timeline.
     """

@@ -72,7 +72,7 @@ def plan(
             more.print_after(result.plans)
         return explain_misfit(inputs, search, result, as_json)
     text = _script(inputs, target, result) if target else None
-    _write_files(inputs, result, output, script, text, force)
+    _write_files(inputs, result, output, (target, script), text, force)
     fared = found.robustness() if robust else None
     if as_json:
         _print_json(found, fared)
@@ -128,7 +128,7 @@ def _export_target(export: str | None) -> tuple[str | None, str | None]:
 def _script(inputs: Inputs, target: str, result: SearchResult) -> str:
     from parallelsim.exporters import EXPORTERS
 
-    return EXPORTERS[target](
+    return EXPORTERS[target].export(
         inputs.model, inputs.cluster, inputs.framework, result.plans.plans.plan(0)
     )
 
@@ -202,9 +202,11 @@ def _print_next_steps(inputs: Inputs, output: str | None) -> None:
     file = shown_path(output) if output else "plans.yaml"
     first = "" if output else f"the same with --output {file}, then "
     click.echo(f"next: {first}parallelsim compare {file}", err=True)
-    target = inputs.framework.launches
-    if target != "none":
-        export = f"parallelsim export {file} --rank 1 --to {target} --output run.sh"
+    for target in inputs.framework.launches[:1]:
+        from parallelsim.exporters import EXPORTERS
+
+        run = "run" + EXPORTERS[target].suffix
+        export = f"parallelsim export {file} --rank 1 --to {target} --output {run}"
         click.echo(f"      {export}", err=True)
 
 
@@ -212,16 +214,18 @@ def _write_files(
     inputs: Inputs,
     result: SearchResult,
     output: str | None,
-    script: str | None,
+    export: tuple[str | None, str | None],
     text: str | None,
     force: bool,
 ) -> None:
     """Before anything is printed: a reader that closes the pipe must not cost the files."""
+    from parallelsim.exporters import EXPORTERS
     from parallelsim.planfile import write_document, write_text
 
     if output:
         write_document(inputs.document(result.plans, result.faster_but_tight), output, force=force)
         click.echo(f"wrote {shown_path(output)}", err=True)
-    if script and text is not None:
-        write_text(script, text, force=force, executable=True)
+    target, script = export
+    if target and script and text is not None:
+        write_text(script, text, force=force, executable=EXPORTERS[target].is_script)
         click.echo(f"wrote {shown_path(script)}", err=True)

@@ -16,7 +16,7 @@ from parallelsim.plan import Plan
 from parallelsim.planfile import with_sane_size
 
 if TYPE_CHECKING:
-    from parallelsim.importers.megatron import ImportedRun
+    from parallelsim.importers.run import ImportedRun
 
 PLAN_FILES = (".yaml", ".yml", ".json")
 MAX_SCRIPT_BYTES = 1 << 20
@@ -74,22 +74,27 @@ def imported(spec: SpecOptions, file: str) -> PlannedRun:
     Raises:
         ParallelSimError: it cannot be read, or does not say how many GPUs it runs on.
     """
-    from parallelsim.importers.megatron import import_megatron
+    from parallelsim.importers.readers import reader_of
 
     for name in ("global_batch_size", "seq_length", "precision"):
         if getattr(spec, name) is not None:
             option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option}: the script {file[:60]!r} states it; change it there")
+            raise click.UsageError(f"{option}: the file {file[:60]!r} states it; change it there")
     text = read_script(file)
     own = None
     if spec.model:
         own = load_specs(spec, spec.num_gpus, any_precision=True)[0]
-    run = import_megatron(text, file, os.environ, own)
+    run = reader_of(text, file).read(text, file, os.environ, own)
     num_gpus = spec.num_gpus or run.num_gpus
     if not num_gpus:
         raise SpecError("does not say on how many GPUs it runs; give --gpus", file=file)
     plan = with_sane_size(run.plan(num_gpus))
-    spec = replace(spec, model=spec.model or run.model.name, num_gpus=num_gpus)
+    spec = replace(
+        spec,
+        model=spec.model or run.model.name,
+        num_gpus=num_gpus,
+        framework=spec.framework or run.framework,
+    )
     return PlannedRun(_inputs(spec, run, plan), plan, _notes(run), run)
 
 
@@ -119,6 +124,8 @@ def read_script(file: str) -> str:
         raise OutputError(f"{file[:200]!r}: cannot read: {reason}") from None
     if len(content) > MAX_SCRIPT_BYTES:
         raise OutputError(f"{file[:200]!r}: longer than a script ({MAX_SCRIPT_BYTES} bytes)")
+    if b"\0" in content:
+        raise OutputError(f"{file[:200]!r}: is no text (it has NUL bytes)")
     return content.decode(errors="replace")
 
 

@@ -212,7 +212,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     "target",
     required=True,
     metavar="TARGET",
-    help="The software that will run it: megatron.",
+    help="The software that will run it: megatron, torchtitan.",
 )
 @click.option("--target-version", metavar="V", help="Its version.  [default: the newest known]")
 @click.option("--output", "-o", metavar="PATH", help="Where to write it.  [default: stdout]")
@@ -243,7 +243,9 @@ def export(
     inputs = document_inputs(document, file)
     plan = document.with_rank(rank, file).plan
     options = {} if target_version is None else {"version": target_version}
-    script = EXPORTERS[target](inputs.model, inputs.cluster, inputs.framework, plan, **options)
+    script = EXPORTERS[target].export(
+        inputs.model, inputs.cluster, inputs.framework, plan, **options
+    )
     simulation = simulated(inputs.model, inputs.cluster, inputs.framework, plan)
     zone = ZONES[int(simulation.zone[0])]
     if zone != "safe":
@@ -254,5 +256,6 @@ def export(
     if output in (None, "-"):
         click.echo(script, nl=False)
         return
-    write_text(str(output), script, force=force, executable=True)
+    executable = EXPORTERS[target].is_script
+    write_text(str(output), script, force=force, executable=executable)
     click.echo(f"wrote {shown_path(str(output))}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -25,13 +26,13 @@ from parallelsim.cli_values import number_up_to, whole_number
 from parallelsim.errors import ExportError, SpecError
 
 if TYPE_CHECKING:
+    from parallelsim.plan import Plan
     from parallelsim.simulate import Simulation
     from parallelsim.tuning.report import State
     from parallelsim.tuning.study import Run, Study
 
 LARGEST_RATIO = 4.0
 """Measured over predicted, or the reverse, beyond which a step time is not of this plan."""
-
 
 
 @click.group()
@@ -216,22 +217,25 @@ def status(folder: str, as_json: bool) -> None:
 
 
 def _launchable(inputs: Inputs, plans: Simulation) -> Simulation:
-    """Without the plans that the software's launch script cannot express; the first stays."""
+    """Without the plans that the software's usual export cannot express; all of them where it
+    cannot express the first.
+    """
+    kept = [index for index, plan in enumerate(plans.plans) if _launch(inputs, plan)]
+    return plans.take(kept) if kept[:1] == [0] else plans
+
+
+def _launch(inputs: Inputs, plan: Plan) -> tuple[str, str] | None:
+    """(end of the file's name, text) of what launches a plan with its software's usual target;
+    None where there is no target, or it cannot express the plan.
+    """
     from parallelsim.exporters import EXPORTERS
 
-    export = EXPORTERS.get(inputs.framework.launches)
-    if export is None:
-        return plans
-    kept = []
-    for index, plan in enumerate(plans.plans):
-        try:
-            export(inputs.model, inputs.cluster, inputs.framework, plan)
-        except ExportError:
-            if index == 0:
-                raise
-        else:
-            kept.append(index)
-    return plans.take(kept)
+    for name in inputs.framework.launches[:1]:
+        target = EXPORTERS[name]
+        with suppress(ExportError):
+            text = target.export(inputs.model, inputs.cluster, inputs.framework, plan)
+            return target.suffix, text
+    return None
 
 
 def _state(study: Study, known: tuple[Simulation, Inputs] | None = None) -> tuple[State, Inputs]:
@@ -250,20 +254,14 @@ def _state(study: Study, known: tuple[Simulation, Inputs] | None = None) -> tupl
 
 
 def _write_script(study: Study, inputs: Inputs, position: int) -> str:
-    """Write what launches a candidate; its path. Software without launch target gets the plan."""
-    from parallelsim.exporters import EXPORTERS
+    """Write what launches a candidate; its path. Where nothing does, it is the plan."""
     from parallelsim.planfile import write_text
     from parallelsim.yaml_io import dump_yaml
 
     plan = study.document.plans[position].plan
-    export = EXPORTERS.get(inputs.framework.launches)
-    name = f"run-{len(study.runs) + 1}"
-    if export is None:
-        path, text = study.folder / f"{name}.yaml", dump_yaml({"plan": plan.to_dict()})
-    else:
-        path = study.folder / f"{name}.sh"
-        text = export(inputs.model, inputs.cluster, inputs.framework, plan)
-    write_text(path, text, force=True, executable=export is not None)
+    suffix, text = _launch(inputs, plan) or (".yaml", dump_yaml({"plan": plan.to_dict()}))
+    path = study.folder / f"run-{len(study.runs) + 1}{suffix}"
+    write_text(path, text, force=True, executable=suffix == ".sh")
     return str(path)
 
 

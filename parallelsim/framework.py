@@ -30,6 +30,8 @@ class Capabilities:
 
     schedules: tuple[str, ...]
     zero_stages: tuple[int, ...]
+    zero_on_request: tuple[int, ...] = field(default=(), kw_only=True)
+    """Of these, what a search leaves out unless it is asked for."""
     cp_comm_types: tuple[str, ...]
     """Context-parallel communication: p2p (ring), all-gather, a2a (Ulysses); empty: no context
     parallelism.
@@ -262,8 +264,8 @@ class FrameworkSpec:
     title: str
     calibrated: bool
     """Compared with measured runs; False means that intervals are wider."""
-    launches: str
-    """Export target that launches it, or ``none``."""
+    launches: tuple[str, ...]
+    """Export targets that run its plans as they are predicted; the first is the usual one."""
     capabilities: Capabilities
     compute: ComputeFacts
     host: HostFacts

@@ -28,6 +28,7 @@ from parallelsim.yaml_io import require_sources, shown_file
 _KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "schedules": SCHEDULES,
     "zero_stages": (0, 1, 2, 3),
+    "zero_on_request": (0, 1, 2, 3),
     "cp_comm_types": CP_COMM_TYPES,
     "precisions": PRECISIONS,
     "grad_dtypes": GRAD_DTYPES,

@@ -16,13 +16,13 @@ def sharding_choices(
     framework: FrameworkSpec, asked: Asked, *, pp: int, cp: int, dp: int
 ) -> Shardings:
     """Hybrid groups have at least two ranks; sharded gradients need one stage, or software that
-    scatters them once a step. ZeRO 2 and 3 of software with a launch target are left out unless
+    scatters them once a step. What the framework's file says to leave out comes where it is
     asked for. Stages of a pipeline keep what they gathered.
     """
     can, many = framework.capabilities, dp * cp > 1
     highest = 3 if pp == 1 or can.sharded_stages else 1
     possible = [z for z in can.zero_stages if z == 0 or (many and z <= highest)]
-    zeros = [z for z in possible if z < 2 or framework.launches == "none"] or possible
+    zeros = [z for z in possible if z not in can.zero_on_request] or possible
     ways = []
     for zero in asked.allowed("zero", zeros, can.zero_stages if many else possible):
         sizes = [n for n in _divisors(dp) if n < dp * cp]

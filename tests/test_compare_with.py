@@ -155,4 +155,4 @@ def test_an_imported_script_is_a_plan_file(script: str, tmp_path: Path) -> None:
 def test_what_the_script_states_is_not_given_again(script: str) -> None:
     done = run("plan", "--compare-with", script, "--global-batch-size", "8")
     assert done.exit_code == 2
-    assert "--global-batch-size: the script" in done.stderr
+    assert "--global-batch-size: the file" in done.stderr

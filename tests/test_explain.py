@@ -269,4 +269,4 @@ def test_a_script_without_its_number_of_gpus_asks_for_it(files: Path) -> None:
     assert run("explain", str(files / "missing.sh")).exit_code == 1
     given = run("explain", str(files / "run.sh"), "--seq-length", "512")
     assert given.exit_code == 2
-    assert "the script" in given.stderr
+    assert "states it" in given.stderr

@@ -171,7 +171,7 @@ def test_versions_without_the_flag_refuse_in_one_line() -> None:
         assert "parallel-layout" in export_megatron(MODEL, CLUSTER, MEGATRON, FREE, version)
 
 
-@pytest.mark.parametrize("name", ["llm-foundry", "nanotron", "torchtitan", "megatron-lm-2022"])
+@pytest.mark.parametrize("name", ["llm-foundry", "nanotron", "internevo", "megatron-lm-2022"])
 def test_software_without_free_layouts_refuses_them(name: str) -> None:
     framework = load_framework(name)
     assert "framework-has-layout" in simulate(MODEL, CLUSTER, framework, FREE).row(0)["reasons"]

@@ -134,7 +134,7 @@ def choices(space: SearchSpace, degree: dict[str, int]) -> Iterator[dict[str, in
             or (sequence_parallel and degree["tp"] == 1)
             or (zero and shards == 1)
             or (degree["cp"] == 1 and kind != "p2p")
-            or (zero > 1 and space.framework.launches != "none")
+            or zero in space.framework.capabilities.zero_on_request
         )
         if not without_effect:
             reduces = can.overlap_grad_reduce and shards > 1

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from parallelsim.exporters import torchtitan
 from parallelsim.exporters.megatron import export_megatron
+from parallelsim.exporters.target import Target
 
-EXPORTERS: Mapping[str, Callable[..., str]] = {"megatron": export_megatron}
-"""By target: (model, cluster, framework, plan, version=...) -> the text of the file to run."""
+TARGETS = (
+    Target("megatron", "Megatron-LM", export_megatron, ".sh"),
+    Target("torchtitan", torchtitan.TITLE, torchtitan.export_torchtitan, ".toml", torchtitan.START),
+)
+EXPORTERS: Mapping[str, Target] = {target.name: target for target in TARGETS}
+"""By name."""

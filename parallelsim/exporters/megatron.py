@@ -7,7 +7,6 @@ them. Megatron-LM's own ``parse_args`` and ``validate_args`` accepted scripts of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,10 +28,10 @@ from parallelsim.exporters.megatron_flags import (
 )
 from parallelsim.exporters.megatron_hybrid import hybrid, hybrid_plan_refusals, mixer_of
 from parallelsim.exporters.megatron_model import architecture, model_refusals
+from parallelsim.exporters.target import check_expressible, heading
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
-from parallelsim.rules import explain
 
 
 def export_megatron(
@@ -58,7 +57,12 @@ def export_megatron(
         known = ", ".join(VERSIONS)
         raise ExportError(f"unknown Megatron-LM version {version[:40]!r}; choose from {known}")
     chosen = VERSIONS[version]
-    _check(model, cluster, framework, plan, chosen)
+    check_expressible(
+        ("megatron", "Megatron-LM"),
+        (model, cluster, framework, plan),
+        model_refusals(model, chosen),
+        refusals(model, plan, chosen),
+    )
     present = flag_groups(model, cluster, framework, plan, chosen)
     parts = [
         _header(model, cluster, framework, plan, chosen),
@@ -119,32 +123,6 @@ def refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> list[str
     ]
 
 
-def _check(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    plan: Plan,
-    version: MegatronVersion,
-) -> None:
-    if framework.launches != "megatron":
-        raise ExportError(
-            f"a plan for {_printable(framework.name)} is not launched by Megatron-LM; "
-            "plan again with --framework megatron-core"
-        )
-    if reasons := list(model_refusals(model, version)):
-        name = _printable(model.name)
-        raise ExportError(f"Megatron-LM cannot build {name}: {'; '.join(reasons)}")
-    if messages := explain(model, cluster, framework, plan):
-        raise ExportError(f"the plan cannot run: {'; '.join(messages)}")
-    if reasons := refusals(model, plan, version):
-        raise ExportError(f"Megatron-LM cannot run the plan: {'; '.join(reasons)}")
-
-
-def _printable(text: str) -> str:
-    """A name that is safe in a comment and on one line."""
-    return re.sub(r"[^A-Za-z0-9 ._+-]", "_", text)[:80]
-
-
 def _header(
     model: ModelSpec,
     cluster: ClusterSpec,
@@ -152,16 +130,10 @@ def _header(
     plan: Plan,
     version: MegatronVersion,
 ) -> str:
-    place = f"{cluster.num_gpus} GPUs of {_printable(cluster.name)}"
-    degrees = f"tp={plan.tp} cp={plan.cp} pp={plan.pp} vpp={plan.vpp} dp={plan.dp}"
-    degrees += f" ep={plan.ep} etp={plan.etp}" if model.has_experts else ""
-    return f"""\
-#!/usr/bin/env bash
-# Trains {_printable(model.name)} on {place}: {degrees}.
-# Written by parallelsim for Megatron-LM {version.name} ({version.title}),
-# planned for {_printable(framework.name)}. Start it once on every node.
-set -euo pipefail
-"""
+    software = f"Megatron-LM {version.name} ({version.title})"
+    lines = heading(model, cluster, framework, plan, software)
+    lines[-1] += " Start it once on every node."
+    return "\n".join(["#!/usr/bin/env bash", *lines, "set -euo pipefail", ""])
 
 
 def _settings(model: ModelSpec, cluster: ClusterSpec) -> str:

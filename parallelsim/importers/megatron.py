@@ -11,17 +11,15 @@ import contextlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from parallelsim.errors import PlanError, SpecError
+from parallelsim.errors import SpecError
 from parallelsim.importers.arguments import Arguments
 from parallelsim.importers.bash import commands
 from parallelsim.importers.bash_expand import unset_names
 from parallelsim.importers.megatron_model import NAME, model_from_arguments
 from parallelsim.importers.megatron_plan import plan_fields
+from parallelsim.importers.run import ImportedRun
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan, check_field
 
 _WANTED = ("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size")
 """A command with a Python program and one of these flags is a run of Megatron-LM."""
@@ -29,45 +27,6 @@ _OTHER_MODELS = "bert|t5|ict|vision|vlm|retro|biencoder|multimodal"
 """In the names of programs whose models are no decoders."""
 _NODES = ("--nnodes", "--nodes", "-N")
 _PROCESSES = ("--nproc-per-node", "--ntasks-per-node", "--gpus-per-node")
-
-
-@dataclass(frozen=True)
-class ImportedRun:
-    """What a script trains and how."""
-
-    model: ModelSpec
-    is_known: bool
-    """The catalogue has the model under its name."""
-    fields: Mapping[str, Any]
-    """Of the plan, as a plan file states them, but for ``dp``."""
-    num_gpus: int | None
-    """Nodes times processes of a node; None where the script does not say."""
-    ignored: tuple[str, ...]
-    """Flags that change nothing that is predicted."""
-    not_modelled: tuple[str, ...]
-    """Flags that may change time or memory, and that predictions do not know."""
-    unknown: tuple[str, ...]
-    """Flags that are none of those that are read or passed over here."""
-    notes: tuple[str, ...]
-    """What was taken otherwise than it is written, or not followed."""
-
-    def plan(self, num_gpus: int) -> Plan:
-        """The plan on so many GPUs.
-
-        Raises:
-            PlanError: the degrees do not divide them, or a field is malformed.
-        """
-        used = 1
-        for name in ("tp", "cp", "pp"):
-            check_field(name, self.fields[name])
-            used *= int(self.fields[name])
-        if num_gpus % used:
-            words = " x ".join(f"{name}={self.fields[name]}" for name in ("tp", "cp", "pp"))
-            raise PlanError(f"{words} = {used} does not divide {num_gpus} GPUs (--gpus)")
-        fields = dict(self.fields)
-        dp = num_gpus // used
-        batch = fields.pop("global_batch_size") or fields["micro_batch_size"] * dp
-        return Plan.from_dict(fields | {"dp": dp, "global_batch_size": batch})
 
 
 def import_megatron(

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import groupby
 
-from parallelsim.catalog import load_model, model_names
+from parallelsim.alike import known_as, with_length_of
 from parallelsim.errors import SpecError
 from parallelsim.exporters.megatron_hybrid import CHUNK_SIZE, CONV_KERNEL, LETTERS
 from parallelsim.exporters.megatron_model import (
@@ -259,8 +258,7 @@ def _named(arguments: Arguments, model: ModelSpec, *, has_vocabulary: bool) -> M
     Raises:
         SpecError: the vocabulary is not stated, and no model of the catalogue is alike.
     """
-    alike = [known for known in _catalogue() if _is_alike(known, model, has_vocabulary)]
-    closest = [known for known in alike if known.rotary_base == model.rotary_base] or alike
+    closest = known_as(model, has_vocabulary=has_vocabulary)
     names = [known.name for known in closest]
     if not has_vocabulary and len({known.vocab_size for known in closest}) != 1:
         which = " and ".join(names) + " have" if names else "no model of the catalogue has"
@@ -273,47 +271,4 @@ def _named(arguments: Arguments, model: ModelSpec, *, has_vocabulary: bool) -> M
         return model
     if not has_vocabulary:
         arguments.notes.append(f"no --vocab-size: that of {names[0]}, which has the same layers")
-    return replace(
-        closest[0],
-        seq_length=model.seq_length,
-        max_seq_length=max(closest[0].max_seq_length, model.max_seq_length),
-        hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout,
-    )
-
-
-def _is_alike(known: ModelSpec, model: ModelSpec, has_vocabulary: bool) -> bool:
-    """A tokenizer may add a token for the end to the vocabulary that is stated."""
-    same = known.hidden_size == model.hidden_size and _essence(known, model) == _essence(model)
-    return same and (not has_vocabulary or known.vocab_size - model.vocab_size in (0, 1))
-
-
-@cache
-def _catalogue() -> tuple[ModelSpec, ...]:
-    return tuple(load_model(name) for name in model_names())
-
-
-def _essence(model: ModelSpec, at: ModelSpec | None = None) -> tuple[object, ...]:
-    """What predictions read of a model, but for its vocabulary; at the sequence length of ``at``.
-
-    Left out: what only exports read, and what flags do not say (how unevenly experts are loaded).
-    """
-    length = (at or model).seq_length
-    table = model.max_seq_length if model.position_embedding == "learned" else 0
-    layers = tuple(_bare(layer, length) for layer in model.layers)
-    kinds = (model.norm, model.norm_bias, model.tied_embeddings, model.num_mtp_layers)
-    others = (model.embedding_norm, model.head_transform, model.output_bias, model.num_token_types)
-    edges = (model.input_operators, model.output_operators, model.lora, model.final_norm)
-    return (model.hidden_size, table, layers, kinds, others, edges)
-
-
-def _bare(layer: Layer, length: int) -> Layer:
-    attention, experts = layer.attention, layer.experts
-    if isinstance(attention, Attention):
-        window = attention.window if attention.window and attention.window < length else None
-        chunked = attention.chunked and window is not None
-        attention = replace(attention, rope=True, qk_l2_norm=False, window=window, chunked=chunked)
-    if experts:
-        experts = replace(experts, router_pre_softmax=False, score_scale=1.0, scales_input=False)
-        experts = replace(experts, load_cv=0.0, load_quantile=0.5)
-    return replace(layer, attention=attention, experts=experts)
+    return with_length_of(closest[0], model)

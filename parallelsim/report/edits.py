@@ -85,7 +85,7 @@ def compared_lines(compared: Compared) -> Iterator[str]:
 
 def changed_flags(before: Simulation, after: Plan) -> tuple[list[str], list[str]]:
     """(flags of Megatron-LM that go, flags that come); none for software that takes other flags."""
-    if before.framework.launches != "megatron":
+    if "megatron" not in before.framework.launches:
         return [], []
     inputs = (before.model, before.cluster, before.framework)
     plans = (before.plans.plan(0), after)

@@ -254,7 +254,7 @@ def _framework_row(framework: FrameworkSpec) -> list[str]:
         ", ".join(map(str, can.zero_stages)),
         ", ".join(can.cp_comm_types) or "-",
         "yes" if framework.calibrated else "no",
-        framework.launches,
+        ", ".join(framework.launches) or "-",
     ]
 
 

@@ -1,0 +1,122 @@
+"""A nested configuration: values by dotted key, and which of them were read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallelsim.errors import SpecError
+from parallelsim.yaml_io import shown
+
+MAX_WHOLE = 10**9
+
+
+@dataclass
+class Settings:
+    """What a TOML, JSON or YAML file says."""
+
+    file: str
+    data: Mapping[str, Any]
+    read: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """The value of a dotted key, marked as read; ``default`` where it is absent or null.
+
+        Raises:
+            SpecError: something else stands where a section is expected.
+        """
+        self.read.add(key)
+        *sections, name = key.split(".")
+        at: Any = self.data
+        for depth, section in enumerate(sections):
+            at = at.get(section, {})
+            if at is None:
+                return default
+            if not isinstance(at, Mapping):
+                where = ".".join(sections[: depth + 1])
+                raise self.error(where, f"expected a section, got {shown(at)}")
+        found = at.get(name)
+        return default if found is None else found
+
+    def whole(self, key: str, default: int | None = None, low: int = 1) -> int:
+        """A whole number of at least ``low``.
+
+        Raises:
+            SpecError: another value, or none and no default.
+        """
+        value = self.value(key, default)
+        if value is None:
+            raise self.error(key, "is needed")
+        is_whole = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_whole or not math.isfinite(value) or value != int(value):
+            raise self.error(key, f"expected a whole number, got {shown(value)}")
+        if not low <= value <= MAX_WHOLE:
+            raise self.error(key, f"expected {low} to {MAX_WHOLE}, got {shown(value)}")
+        return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number."""
+        value = self.value(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= 1e15:
+            raise self.error(key, f"expected a number, got {shown(value)}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.value(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"expected true or false, got {shown(value)}")
+        return value
+
+    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        """One of the given names."""
+        value = self.value(key, default)
+        if not isinstance(value, str) or value not in choices:
+            raise self.error(key, f"expected {', '.join(choices)}, got {shown(value)}")
+        return value
+
+    def texts(self, key: str, default: Sequence[str] = ()) -> list[str]:
+        """A list of names."""
+        value = self.value(key, list(default))
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, f"expected a list of names, got {shown(value)}")
+        return value
+
+    def has(self, key: str) -> bool:
+        """Whether a value is given, marked as read."""
+        return self.value(key) is not None
+
+    def unread(
+        self, harmless: Sequence[str], not_modelled: Sequence[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """(harmless, not modelled, unknown) keys that were not read, in the order of the file.
+
+        A key is among some where it is one of them or inside of it.
+        """
+        keys = [key for key in _leaves(self.data, "") if not _within(key, self.read)]
+        unmodelled = tuple(key for key in keys if _within(key, not_modelled))
+        rest = [key for key in keys if key not in unmodelled]
+        ignored = tuple(key for key in rest if _within(key, harmless))
+        return ignored, unmodelled, tuple(key for key in rest if key not in ignored)
+
+    def error(self, key: str, message: str) -> SpecError:
+        """An error that names the file and the key."""
+        return SpecError(message, file=self.file, key=key)
+
+
+def _leaves(data: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key
+
+
+def _within(key: str, names: set[str] | Sequence[str]) -> bool:
+    parts = key.split(".")
+    return any(".".join(parts[:n]) in names for n in range(1, len(parts) + 1))
