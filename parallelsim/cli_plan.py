@@ -128,7 +128,7 @@ def _export_target(export: str | None) -> tuple[str | None, str | None]:
 def _script(inputs: Inputs, target: str, result: SearchResult) -> str:
     from parallelsim.exporters import EXPORTERS
 
-    return EXPORTERS[target].export(
+    return EXPORTERS[target](
         inputs.model, inputs.cluster, inputs.framework, result.plans.plans.plan(0)
     )
 
@@ -203,9 +203,9 @@ def _print_next_steps(inputs: Inputs, output: str | None) -> None:
     first = "" if output else f"the same with --output {file}, then "
     click.echo(f"next: {first}parallelsim compare {file}", err=True)
     for target in inputs.framework.launches[:1]:
-        from parallelsim.exporters import EXPORTERS
+        from parallelsim.targets import TARGETS
 
-        run = "run" + EXPORTERS[target].suffix
+        run = "run" + TARGETS[target].suffix
         export = f"parallelsim export {file} --rank 1 --to {target} --output {run}"
         click.echo(f"      {export}", err=True)
 
@@ -219,13 +219,13 @@ def _write_files(
     force: bool,
 ) -> None:
     """Before anything is printed: a reader that closes the pipe must not cost the files."""
-    from parallelsim.exporters import EXPORTERS
     from parallelsim.planfile import write_document, write_text
+    from parallelsim.targets import TARGETS
 
     if output:
         write_document(inputs.document(result.plans, result.faster_but_tight), output, force=force)
         click.echo(f"wrote {shown_path(output)}", err=True)
     target, script = export
     if target and script and text is not None:
-        write_text(script, text, force=force, executable=EXPORTERS[target].is_script)
+        write_text(script, text, force=force, executable=TARGETS[target].is_script)
         click.echo(f"wrote {shown_path(script)}", err=True)

@@ -229,6 +229,7 @@ def export(
     from parallelsim.planfile import check_writable, read_document, write_text
     from parallelsim.simulate import ZONES
     from parallelsim.simulate import simulate as simulated
+    from parallelsim.targets import TARGETS
 
     if target not in EXPORTERS:
         raise click.UsageError(
@@ -243,9 +244,7 @@ def export(
     inputs = document_inputs(document, file)
     plan = document.with_rank(rank, file).plan
     options = {} if target_version is None else {"version": target_version}
-    script = EXPORTERS[target].export(
-        inputs.model, inputs.cluster, inputs.framework, plan, **options
-    )
+    script = EXPORTERS[target](inputs.model, inputs.cluster, inputs.framework, plan, **options)
     simulation = simulated(inputs.model, inputs.cluster, inputs.framework, plan)
     zone = ZONES[int(simulation.zone[0])]
     if zone != "safe":
@@ -256,6 +255,6 @@ def export(
     if output in (None, "-"):
         click.echo(script, nl=False)
         return
-    executable = EXPORTERS[target].is_script
+    executable = TARGETS[target].is_script
     write_text(str(output), script, force=force, executable=executable)
     click.echo(f"wrote {shown_path(str(output))}", err=True)

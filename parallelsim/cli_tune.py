@@ -229,12 +229,12 @@ def _launch(inputs: Inputs, plan: Plan) -> tuple[str, str] | None:
     None where there is no target, or it cannot express the plan.
     """
     from parallelsim.exporters import EXPORTERS
+    from parallelsim.targets import TARGETS
 
     for name in inputs.framework.launches[:1]:
-        target = EXPORTERS[name]
         with suppress(ExportError):
-            text = target.export(inputs.model, inputs.cluster, inputs.framework, plan)
-            return target.suffix, text
+            text = EXPORTERS[name](inputs.model, inputs.cluster, inputs.framework, plan)
+            return TARGETS[name].suffix, text
     return None
 
 

@@ -153,8 +153,8 @@ def test_a_file_at_a_path_is_checked(kind: str, inner: bool, tmp_path: Path) -> 
     path = tmp_path / "mine.yaml"
     path.write_text(dump_yaml(data), encoding="utf-8")
     assert load(path) == load(KINDS[kind][1][0])
-    target = next(value for value in data.values() if isinstance(value, dict | list))
-    target = target[0] if isinstance(target, list) else target
+    lists = (value if isinstance(value, list) else [value] for value in data.values())
+    target = next(item for items in lists for item in items if isinstance(item, dict))
     (target if inner else data)["colour"] = "red"
     path.write_text(dump_yaml(data), encoding="utf-8")
     with pytest.raises(SpecError, match="colour: unknown key"):

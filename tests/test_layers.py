@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 EDGES = (
     "alike",
+    "targets",
     "planfile",
     "fit",
     "compare",

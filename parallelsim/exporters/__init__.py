@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from parallelsim.exporters import torchtitan
 from parallelsim.exporters.megatron import export_megatron
-from parallelsim.exporters.target import Target
+from parallelsim.exporters.torchtitan import export_torchtitan
 
-TARGETS = (
-    Target("megatron", "Megatron-LM", export_megatron, ".sh"),
-    Target("torchtitan", torchtitan.TITLE, torchtitan.export_torchtitan, ".toml", torchtitan.START),
-)
-EXPORTERS: Mapping[str, Target] = {target.name: target for target in TARGETS}
-"""By name."""
+EXPORTERS: Mapping[str, Callable[..., str]] = {
+    "megatron": export_megatron,
+    "torchtitan": export_torchtitan,
+}
+"""By the name of a target: (model, cluster, framework, plan, version=...) -> the file's text."""

@@ -58,7 +58,8 @@ def export_megatron(
         raise ExportError(f"unknown Megatron-LM version {version[:40]!r}; choose from {known}")
     chosen = VERSIONS[version]
     check_expressible(
-        ("megatron", "Megatron-LM"),
+        "megatron",
+        "Megatron-LM",
         (model, cluster, framework, plan),
         model_refusals(model, chosen),
         refusals(model, plan, chosen),

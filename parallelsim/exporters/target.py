@@ -1,10 +1,10 @@
-"""What every export target shares: how it is described, and what it refuses before it writes."""
+"""What every export shares: its heading, and what it refuses before anything is written."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import fields
 
 from parallelsim.catalog import framework_names, load_framework
 from parallelsim.cluster import ClusterSpec
@@ -13,33 +13,15 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 from parallelsim.rules import explain
+from parallelsim.targets import TARGETS
 
 DEGREES = ("tp", "cp", "pp", "dp", "micro_batch_size", "global_batch_size", "schedule")
 """Fields that every target says or refuses by name."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """Software that a plan can be written for."""
-
-    name: str
-    title: str
-    export: Callable[..., str]
-    """(model, cluster, framework, plan, version=...) -> the text of the file."""
-    suffix: str
-    """Of the file's name."""
-    start: str = 'bash "${FILE}"'
-    """What starts the file on every node, in bash; FILE, NODES, NODE_RANK, GPUS, MASTER_ADDR and
-    MASTER_PORT are set."""
-
-    @property
-    def is_script(self) -> bool:
-        """The file is run, not read by the software."""
-        return self.suffix == ".sh"
-
-
 def check_expressible(
-    target: tuple[str, str],
+    target: str,
+    software: str,
     inputs: tuple[ModelSpec, ClusterSpec, FrameworkSpec, Plan],
     of_model: Iterable[str],
     of_plan: Iterable[str],
@@ -47,7 +29,8 @@ def check_expressible(
     """Refuse what the target cannot run precisely as planned.
 
     Args:
-        target: its name and title.
+        target: its name.
+        software: its title and version, for messages.
         inputs: what the plan was made for.
         of_model: what of the model it cannot build, read first.
         of_plan: what of a plan that breaks no rule it cannot run.
@@ -55,18 +38,18 @@ def check_expressible(
     Raises:
         ExportError: the software of the plan is another one, the model, a rule, or the plan.
     """
-    (name, title), (model, cluster, framework, plan) = target, inputs
-    if name not in framework.launches:
+    model, cluster, framework, plan = inputs
+    if target not in framework.launches:
         raise ExportError(
-            f"a plan for {printable(framework.name)} is not launched by {title}; plan again with "
-            f"--framework {' or '.join(_launching(name))}"
+            f"a plan for {printable(framework.name)} is not launched by {TARGETS[target].title}; "
+            f"plan again with --framework {' or '.join(_launching(target))}"
         )
     if reasons := list(of_model):
-        raise ExportError(f"{title} cannot build {printable(model.name)}: {'; '.join(reasons)}")
+        raise ExportError(f"{software} cannot build {printable(model.name)}: {'; '.join(reasons)}")
     if messages := explain(model, cluster, framework, plan):
         raise ExportError(f"the plan cannot run: {'; '.join(messages)}")
     if reasons := list(of_plan):
-        raise ExportError(f"{title} cannot run the plan: {'; '.join(reasons)}")
+        raise ExportError(f"{software} cannot run the plan: {'; '.join(reasons)}")
 
 
 def _launching(target: str) -> list[str]:

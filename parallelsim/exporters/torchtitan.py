@@ -31,7 +31,6 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
-TITLE = "torchtitan"
 VERSIONS = (RELEASE, MAIN)
 SCHEDULES = {
     "none": "1F1B",
@@ -57,11 +56,6 @@ SAID = (
     *("cp_comm_type", "tp_comm_overlap", "cross_entropy_fusion", "compile", "dp_replicate"),
     *("reshard_after_forward", "overlap_grad_reduce", "overlap_param_gather"),
 )
-START = (
-    "torchrun --nnodes ${NODES} --nproc_per_node ${GPUS} --node_rank ${NODE_RANK} "
-    "--master_addr ${MASTER_ADDR} --master_port ${MASTER_PORT} "
-    '-m torchtitan.train --job.config_file "${FILE}"'
-)
 
 
 def export_torchtitan(
@@ -81,13 +75,14 @@ def export_torchtitan(
         raise ExportError(f"unknown torchtitan version {version[:40]!r}; choose from {known}")
     flavor = flavor_of(model, version)
     check_expressible(
-        ("torchtitan", f"{TITLE} {version}"),
+        "torchtitan",
+        f"torchtitan {version}",
         (model, cluster, framework, plan),
         [] if flavor else [f"no model that it registers has these layers (known: {described()})"],
         refusals(model, plan, flavor, version) if flavor else (),
     )
     assert flavor is not None
-    head = heading(model, cluster, framework, plan, f"{TITLE} {version}")
+    head = heading(model, cluster, framework, plan, f"torchtitan {version}")
     if version == MAIN:
         return python_module(
             head,
