@@ -180,14 +180,14 @@ def _script(inputs: Inputs, result: SearchResult) -> tuple[str, str]:
     """(the launch script of plan 1, why there is none)."""
     from parallelsim.exporters import EXPORTERS
 
-    target = inputs.framework.launches
+    targets = [target for target in inputs.framework.launches if target in EXPORTERS]
     if not len(result.plans):
         return "", ""
-    if target not in EXPORTERS:
+    if not targets:
         return "", f"No exporter writes a script for {inputs.framework.name}."
     plan = result.plans.plans.plan(0)
     try:
-        return EXPORTERS[target](inputs.model, inputs.cluster, inputs.framework, plan), ""
+        return EXPORTERS[targets[0]](inputs.model, inputs.cluster, inputs.framework, plan), ""
     except ExportError as error:
         return "", f"It cannot be written: {error}."
 
