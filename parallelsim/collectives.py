@@ -8,7 +8,6 @@ those of the whole tensor: what every rank holds after an all-gather or before a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +34,31 @@ class Group:
     """Where the ranks of a group sit; float64 arrays of one shape."""
 
     num_ranks: FloatArray
-    per_tier: tuple[FloatArray, ...]
-    """Ranks inside one instance of each tier, innermost first; the last holds all."""
+    inside: FloatArray
+    """Ranks inside one instance of the innermost tier."""
+    curve_index: IntArray
+    """The same as a position in the curves."""
+    inside_frac: FloatArray
+    """(n - 1)/n of these n ranks: what of a tensor a rank sends inside."""
+    crossings: tuple[Crossing, ...]
+    """Of the outer tiers, innermost first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Crossing:
+    """How a group crosses one outer tier."""
+
+    tier: Tier
+    below: FloatArray
+    """Ranks inside one instance of the tier below."""
+    within: FloatArray
+    """Ranks inside one instance of this tier."""
+    sent_frac: FloatArray
+    """1 - below/within."""
+    bytes_per_s: FloatArray
+    """Of the NICs that a collective keeps busy."""
+    ring_s: FloatArray
+    """Latency of a ring."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,52 +80,73 @@ class Network:
         self._curves = {op: _tabulate(fits[op], cluster.domain_size) for op in COLLECTIVES}
         self._sizes = [float(tier.size or np.inf) for tier in cluster.tiers]
 
-    def group(self, num_ranks: IntArray | FloatArray, stride: IntArray | FloatArray) -> Group:
-        """The group of ``num_ranks`` ranks that are ``stride`` GPUs apart."""
+    def group(
+        self,
+        num_ranks: IntArray | FloatArray,
+        stride: IntArray | FloatArray,
+        nic_share: float = 1.0,
+    ) -> Group:
+        """The group of ``num_ranks`` ranks that are ``stride`` GPUs apart.
+
+        ``nic_share``: of the NICs of the ranks below an outer tier, those that a collective keeps
+        busy; at least one.
+        """
         ranks = np.asarray(num_ranks, np.float64)
-        inside = [
+        per_tier = [
             np.minimum(ranks, np.maximum(np.floor(size / stride), 1.0)) for size in self._sizes[:-1]
         ]
-        return Group(ranks, (*inside, ranks) if len(self._sizes) > 1 else (ranks,))
+        per_tier.append(ranks)
+        crossings = []
+        for below, within, tier in zip(
+            per_tier[:-1], per_tier[1:], self.cluster.tiers[1:], strict=True
+        ):
+            nics = np.maximum(nic_share * below, 1.0) * tier.bandwidth_bytes_per_s * tier.efficiency
+            ring = tier.latency_s * ((within > below) * ((within - 1) / 2))
+            crossings.append(Crossing(tier, below, within, 1 - below / within, nics, ring))
+        inside = per_tier[0]
+        return Group(
+            num_ranks=ranks,
+            inside=inside,
+            curve_index=np.minimum(inside, self.cluster.domain_size).astype(np.int64),
+            inside_frac=1 - 1 / np.maximum(inside, 1.0),
+            crossings=tuple(crossings),
+        )
 
-    def all_gather(self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0) -> FloatArray:
+    def all_gather(self, num_bytes: FloatArray, group: Group) -> FloatArray:
         """Seconds until every rank holds all ``num_bytes``; 0 for one rank.
 
         t = max( inside the domain, (k - 1)/k S / (r eta B) + alpha (n - 1)/2 over each outer tier )
-        with k instances of the tier below and r ranks in each (T11). ``nic_share``: of the r
-        NICs that a collective keeps busy, at least one.
+        with k instances of the tier below and r ranks in each (T11).
         """
-        return self._hierarchical("all_gather", num_bytes, group, nic_share)
+        return self._hierarchical("all_gather", num_bytes, group)
 
-    def reduce_scatter(
-        self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0
-    ) -> FloatArray:
+    def reduce_scatter(self, num_bytes: FloatArray, group: Group) -> FloatArray:
         """Seconds until every rank holds its reduced share of ``num_bytes``; 0 for one rank."""
-        return self._hierarchical("reduce_scatter", num_bytes, group, nic_share)
+        return self._hierarchical("reduce_scatter", num_bytes, group)
 
-    def all_reduce(self, num_bytes: FloatArray, group: Group, nic_share: float = 1.0) -> FloatArray:
+    def all_reduce(self, num_bytes: FloatArray, group: Group) -> FloatArray:
         """Seconds until every rank holds the sum.
 
         Inside a domain the measured curve (NVLS where the hardware has it); across, a
         reduce-scatter and an all-gather whose latency is that of the ring or of a tree, whichever
         is lower.
         """
-        time = self._inside("all_reduce", 2 * num_bytes, group.per_tier[0])
-        for below, within, tier in self._outer_tiers(group):
-            nics = np.maximum(nic_share * below, 1.0) * tier.bandwidth_bytes_per_s * tier.efficiency
-            wire = 2 * (1 - below / within) * num_bytes / nics
-            steps = np.minimum(within - 1, TREE_STEPS_PER_LEVEL * np.log2(within / below))
-            latency = tier.latency_s * np.where(within > below, steps, 0.0)
+        time = self._inside("all_reduce", 2 * num_bytes, group)
+        for at in group.crossings:
+            wire = 2 * at.sent_frac * num_bytes / at.bytes_per_s
+            levels = np.log2(at.within / at.below)
+            steps = np.minimum(at.within - 1, TREE_STEPS_PER_LEVEL * levels)
+            latency = at.tier.latency_s * ((at.within > at.below) * steps)
             time = np.maximum(time, wire + latency)
         return time
 
     def all_to_all(self, num_bytes: FloatArray, group: Group) -> FloatArray:
         """Seconds for every rank to send 1/n of its ``num_bytes`` to each rank."""
-        time = self._inside("all_to_all", num_bytes, group.per_tier[0])
-        for below, within, tier in self._outer_tiers(group):
-            rate = tier.bandwidth_bytes_per_s * tier.efficiency
-            latency = tier.latency_s * np.where(within > below, within / below, 0.0)
-            time = np.maximum(time, (1 - below / within) * num_bytes / rate + latency)
+        time = self._inside("all_to_all", num_bytes, group)
+        for at in group.crossings:
+            rate = at.tier.bandwidth_bytes_per_s * at.tier.efficiency
+            latency = at.tier.latency_s * ((at.within > at.below) * (at.within / at.below))
+            time = np.maximum(time, at.sent_frac * num_bytes / rate + latency)
         return time
 
     def expert_all_to_all(
@@ -121,11 +164,11 @@ class Network:
         q = k (1 - (1 - 1/k)^K) where a token goes to each rank, and crosses to each domain, once
         (``per_node``), at most the share ``reached`` of them. docs/equations.md T16.
         """
-        distinct = distinct_copies(group.per_tier[-1], copies)
+        distinct = distinct_copies(group.num_ranks, copies)
         sent = np.where(per_node, distinct, copies)
-        time = self._inside("all_to_all", sent * token_bytes, group.per_tier[0])
-        for below, within, tier in self._outer_tiers(group):
-            k = within / below
+        time = self._inside("all_to_all", sent * token_bytes, group)
+        for at in group.crossings:
+            k, tier = at.within / at.below, at.tier
             domains = np.minimum(distinct_copies(k, copies), np.maximum(reached * k, 1.0))
             sent = np.where(per_node, domains, copies)
             share = np.where(per_node, PER_NODE_SHARE, ALL_TO_ALL_SHARE)
@@ -148,31 +191,21 @@ class Network:
             latency = np.where(outside, tier.latency_s, latency)
         return rate, latency
 
-    def _hierarchical(
-        self, op: str, num_bytes: FloatArray, group: Group, nic_share: float
-    ) -> FloatArray:
-        time = self._inside(op, num_bytes, group.per_tier[0])
-        for below, within, tier in self._outer_tiers(group):
-            nics = np.maximum(nic_share * below, 1.0) * tier.bandwidth_bytes_per_s * tier.efficiency
-            wire = (1 - below / within) * num_bytes / nics
-            latency = tier.latency_s * np.where(within > below, (within - 1) / 2, 0.0)
-            time = np.maximum(time, wire + latency)
+    def _hierarchical(self, op: str, num_bytes: FloatArray, group: Group) -> FloatArray:
+        time = self._inside(op, num_bytes, group)
+        for at in group.crossings:
+            wire = at.sent_frac * num_bytes / at.bytes_per_s
+            time = np.maximum(time, wire + at.ring_s)
         return time
 
-    def _outer_tiers(self, group: Group) -> Iterator[tuple[FloatArray, FloatArray, Tier]]:
-        """(ranks in an instance of the tier below, ranks in one of this tier, the tier)."""
-        return zip(group.per_tier[:-1], group.per_tier[1:], self.cluster.tiers[1:], strict=True)
-
-    def _inside(self, op: str, num_bytes: FloatArray, num_ranks: FloatArray) -> FloatArray:
+    def _inside(self, op: str, num_bytes: FloatArray, group: Group) -> FloatArray:
         """Two-line curve on the ranks of one domain; ``num_bytes`` is already doubled for an
         all-reduce.
         """
-        curve = self._curves[op]
-        ranks = np.minimum(num_ranks, len(curve.a1_s) - 1).astype(np.int64)
-        moved = num_bytes * (1 - 1 / np.maximum(num_ranks, 1.0))
+        curve, ranks, moved = self._curves[op], group.curve_index, num_bytes * group.inside_frac
         return np.minimum(
-            curve.a1_s[ranks] + moved * curve.per_byte1[ranks],
-            curve.a2_s[ranks] + moved * curve.per_byte2[ranks],
+            curve.a1_s.take(ranks) + moved * curve.per_byte1.take(ranks),
+            curve.a2_s.take(ranks) + moved * curve.per_byte2.take(ranks),
         )
 
 

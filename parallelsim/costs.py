@@ -134,7 +134,7 @@ def _find(lookup: Lookup, column: IntArray) -> IntArray:
     values, table, stride = lookup
     if table is None:
         return np.searchsorted(values, column) * stride
-    return table[column]
+    return table.take(column)
 
 
 def _strides(sizes: list[int]) -> list[int]:

@@ -49,11 +49,11 @@ def tensor_parallel_exposed(
     way; half of each where attention and MLP run in parallel. ``tensor``: 2 T h bytes, half in fp8
     gathers. A constant share is exposed (T9).
     """
-    group = network.group(keys.tp, np.ones(len(keys.tp)))
+    group = network.group(keys.tp, np.ones(len(keys.tp)), TP_NIC_SHARE)
     shrink = np.where(IS_FP8[keys.precision], 0.5, 1.0)
-    gather = network.all_gather(shrink * tensor, group, TP_NIC_SHARE)
-    scatter = network.reduce_scatter(tensor, group, TP_NIC_SHARE)
-    reduce = network.all_reduce(tensor, group, TP_NIC_SHARE)
+    gather = network.all_gather(shrink * tensor, group)
+    scatter = network.reduce_scatter(tensor, group)
+    reduce = network.all_reduce(tensor, group)
     redone = 0.5 * np.ceil(regions)
     sharded = keys.sequence_parallel > 0
     share = np.where(keys.tp_comm_overlap > 0, overlap.tp_exposed_user_buffers, overlap.tp_exposed)
@@ -183,7 +183,7 @@ def pipeline_transfer_time(
     share = np.minimum(crossings / np.maximum(pp - 1, 1.0), 1.0)
     outer, _ = network.p2p_rate(np.maximum(stride, domain + 1))
     time = overlap.p2p_latency_s + num_bytes * (share / outer + (1 - share) / link)
-    return np.where(pp > 1, time, 0.0)
+    return (pp > 1) * time
 
 
 def offload_exposed(
@@ -245,9 +245,13 @@ def data_parallel_exposed(
         of_a_rank = np.where(sharded, overlap.zero_rank_s, overlap.dp_rank_s)
         reduce = reduce + of_a_rank * num_layers * np.where(num_ranks > 1, num_ranks, 0.0)
     budget = overlap.dp_overlap_efficiency * window * micro_batch_s
-    floor = overlap.dp_exposed_floor
-    hidden_reduce = np.maximum(reduce - BACKWARD_SHARE * budget, floor * reduce)
-    hidden_gather = np.maximum(gather - FORWARD_SHARE * budget, floor * gather)
-    reduce = np.where(overlap_grad_reduce > 0, hidden_reduce, reduce)
-    gather = np.where(overlap_param_gather > 0, hidden_gather, gather)
-    return DataParallel(reduce, gather)
+
+    def exposed(time: FloatArray, share: float, overlapped: IntArray) -> FloatArray:
+        least = np.array([1.0, overlap.dp_exposed_floor]).take(overlapped)
+        behind = np.where(overlapped > 0, share * budget, 0.0)  # the budget may be infinite
+        return np.maximum(time - behind, least * time)
+
+    return DataParallel(
+        exposed(reduce, BACKWARD_SHARE, overlap_grad_reduce),
+        exposed(gather, FORWARD_SHARE, overlap_param_gather),
+    )

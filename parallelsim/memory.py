@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from parallelsim.costs import SELECTIVE, CostTable
+from parallelsim.framework import MemoryFacts
 from parallelsim.memory_activations import (
     Activations,
     Stage,
@@ -29,7 +30,7 @@ from parallelsim.memory_states import States, states, step_bytes
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import in_flight_micro_batches
 from parallelsim.plan import PLAN_FIELDS, code
-from parallelsim.plan_batch import PlanBatch
+from parallelsim.plan_batch import PlanBatch, largest
 from parallelsim.stages import (
     Columns,
     StageLayers,
@@ -57,7 +58,7 @@ class MemoryBreakdown:
     working_bytes: FloatArray
     """Other transients: backward, recompute, gathered inputs and parameters, optimizer step."""
     fragmentation_bytes: FloatArray
-    constant_bytes: FloatArray
+    constant_bytes: FloatArray | float
     """The same on every rank."""
 
     @property
@@ -98,7 +99,7 @@ def stage_memory(
     if table.first is not None or table.last is not None:
         at_ends = saved.first_bytes * stage.leading + saved.last_bytes * stage.is_last
         kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
-    if plans.activation_offload_pct.any():
+    if largest(plans.activation_offload_pct):
         kept = on_the_gpu(kept, in_flight, stage, saved, plans)
     else:
         kept = in_flight * kept
@@ -124,9 +125,15 @@ def stage_memory(
         loss_bytes=loss,
         working_bytes=working,
         fragmentation_bytes=fragmentation,
-        constant_bytes=np.float64(facts.constant_bytes)
-        + facts.cuda_graph_bytes * plans.cuda_graphs.astype(np.float64),
+        constant_bytes=_constant_bytes(facts, plans),
     )
+
+
+def _constant_bytes(facts: MemoryFacts, plans: PlanBatch) -> FloatArray | float:
+    """C0, and the pools of CUDA graphs where a plan captures some."""
+    if not largest(plans.cuda_graphs):
+        return facts.constant_bytes
+    return np.asarray(facts.constant_bytes + facts.cuda_graph_bytes * plans.cuda_graphs)
 
 
 def _resident(
@@ -136,10 +143,13 @@ def _resident(
     this many layers' weights.
     """
     parameters = layers * held.layer_parameters + stage.edge_parameters
+    optimizer_bytes = held.optimizer_bytes * parameters
+    if isinstance(held.edge_optimizer_bytes, np.ndarray):
+        optimizer_bytes = optimizer_bytes + held.edge_optimizer_bytes * stage.edge_parameters
     resident = (
         held.parameter_bytes * parameters,
         held.gradient_bytes * parameters,
-        held.optimizer_bytes * parameters + held.edge_optimizer_bytes * stage.edge_parameters,
+        optimizer_bytes,
     )
     if held.experts is not None:
         of_experts = layers * held.experts.layer_parameters + stage.edge_expert_parameters
@@ -290,8 +300,7 @@ def lowest_memory(table: CostTable, plans: PlanBatch) -> FloatArray:
         of_experts = layers * experts.layer_parameters
         of_experts = of_experts + np.minimum(experts.first_parameters, 0.0) / columns.pp
         resident = resident + each * of_experts
-    constant = facts.constant_bytes + facts.cuda_graph_bytes * plans.cuda_graphs
-    return resident + (1 + facts.fragmentation) * dynamic + constant
+    return resident + (1 + facts.fragmentation) * dynamic + _constant_bytes(facts, plans)
 
 
 def _candidates(
@@ -312,17 +321,16 @@ def _candidates(
         of_experts = experts.first_parameters, experts.last_parameters
     edges = (held.first_parameters, of_experts[0], embedding, head)
     stages = [Stage(zeros, layers.first, again.first, *edges)]
-    if not columns.is_single.all():
+    if largest(plans.pp) > 1:
         last, embedding, head = columns.pp - 1, ends.embedding_last, np.ceil(ends.head_last)
         edges = (held.last_parameters, of_experts[1], embedding, head)
         stages.append(Stage(last, layers.last, again.last, *edges))
-    if (plans.pp > 2).any():
+    if largest(plans.pp) > 2:
         second = zeros + 1
-        in_the_middle = plans.schedule == CHIMERA
-        if in_the_middle.any():
+        if largest(plans.schedule) >= CHIMERA:
+            in_the_middle = plans.schedule == CHIMERA
             second = np.where(in_the_middle, np.maximum(columns.pp // 2 - 1, 1), second)
-        for rank in (second, *_leading_ends(table, plans)):
-            between = np.clip(rank, 1, np.maximum(columns.pp - 2, 1))
+        for between in (second, *_leading_ends(table, plans)):
             stages.append(Stage(between, layers.middle, again.middle, 0.0, 0.0, 0.0, 0.0))
     stages = [_with_leading(stage, table, rows, plans, columns) for stage in stages]
     return [
@@ -332,8 +340,11 @@ def _candidates(
 
 
 def _leading_ends(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, ...]:
-    """The ranks where leading layers end, if any plan has some beyond its first rank."""
+    """The middle ranks where leading layers end, if any plan has some beyond its first rank."""
     if table.first is None:
         return ()
     with_some, without = ranks_at_leading_end(table.model, plans)
-    return (with_some, without) if (without != 1).any() else ()
+    if not (without != 1).any():
+        return ()
+    last_but_one = np.maximum(plans.pp - 2, 1)
+    return np.clip(with_some, 1, last_but_one), np.clip(without, 1, last_but_one)

@@ -41,17 +41,17 @@ def activations(table: CostTable, rows: IntArray) -> Activations:
     """The activation columns of the cost table, looked up for each plan."""
     asynchronous = table.framework.memory.asynchronous_hidden_bytes > 0
     first, last = (
-        0.0 if more is None else more.saved_bytes[rows] for more in (table.first, table.last)
+        0.0 if more is None else more.saved_bytes.take(rows) for more in (table.first, table.last)
     )
     return Activations(
-        table.layer.saved_bytes[rows],
-        table.layer.restored_bytes[rows],
-        table.layer.largest_saved_bytes[rows],
-        table.edge.checkpoint_bytes[rows],
-        table.edge.embedding_bytes[rows],
-        table.edge.loss_bytes[rows],
-        table.edge.gathered_bytes[rows],
-        table.edge.asynchronous_bytes[rows] if asynchronous else 0.0,
+        table.layer.saved_bytes.take(rows),
+        table.layer.restored_bytes.take(rows),
+        table.layer.largest_saved_bytes.take(rows),
+        table.edge.checkpoint_bytes.take(rows),
+        table.edge.embedding_bytes.take(rows),
+        table.edge.loss_bytes.take(rows),
+        table.edge.gathered_bytes.take(rows),
+        table.edge.asynchronous_bytes.take(rows) if asynchronous else 0.0,
         first,
         last,
     )
@@ -89,8 +89,8 @@ def transients(
         gathered = np.where(loss_peaks, at_loss, in_backward)
     else:
         loss_peaks = loss > backward
-    working = np.where(loss_peaks, 0.0, backward) + saved.gathered_bytes
-    return np.where(loss_peaks, loss, 0.0), working, gathered
+    working = ~loss_peaks * backward + saved.gathered_bytes
+    return loss_peaks * loss, working, gathered
 
 
 def stage_buffers(

@@ -12,10 +12,10 @@ import numpy as np
 from parallelsim.costs import CostTable
 from parallelsim.framework import MemoryFacts
 from parallelsim.operators import IS_FP8, NARROW_BYTES, FloatArray, IntArray
-from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes
+from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes, owners
 from parallelsim.pipeline import PIPEDREAM_2BW
-from parallelsim.plan import PRECISIONS, code
-from parallelsim.plan_batch import PlanBatch
+from parallelsim.plan import GRAD_DTYPES, PRECISIONS, code
+from parallelsim.plan_batch import PlanBatch, largest
 from parallelsim.stages import Columns, leading_at_ends
 
 FP32 = code("grad_dtype", "fp32")
@@ -23,6 +23,12 @@ FP32 = code("grad_dtype", "fp32")
 MXFP8 = code("precision", "mxfp8")
 
 IS_FP32 = np.arange(len(PRECISIONS)) == code("precision", "fp32")
+
+
+PARAMETER_WIDTH = np.where(IS_FP32, 4.0, 2.0)
+"""Bytes of a parameter by code of the precision: fp32, or 16 bits."""
+GRADIENT_WIDTH = np.where(np.arange(len(GRAD_DTYPES)) == FP32, 4.0, 2.0)
+"""Bytes of a gradient by its code."""
 
 
 class States(NamedTuple):
@@ -72,11 +78,11 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
     version of the weights. Routed experts are sharded over the ranks that hold the same ones.
     """
     facts, edge, ends = table.framework.memory, table.edge, columns.ends
-    head, output = edge.head_parameters[rows], edge.output_parameters[rows]
+    head, output = edge.head_parameters.take(rows), edge.output_parameters.take(rows)
     if table.model.tied_embeddings:
         output = output * (ends.head_first < 1)
     last = head + output
-    layer_parameters = table.layer.parameters[rows]
+    layer_parameters = table.layer.parameters.take(rows)
     frozen = table.model.lora is not None
     resident = _state_bytes(facts, plans, columns.shards, ends.copies, frozen=frozen)
     on_first, on_last = (0.0, 0.0) if table.first is None else leading_at_ends(table.model, plans)
@@ -85,24 +91,24 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         replicas = columns.shards * plans.tp / (plans.ep * plans.etp)
         held = _state_bytes(facts, plans, replicas, ends.copies, frozen=frozen)
         of_leading, of_last = (
-            0.0 if more is None else more.expert_parameters[rows]
+            0.0 if more is None else more.expert_parameters.take(rows)
             for more in (table.first, table.last)
         )
         experts = ExpertStates(
-            table.layer.expert_parameters[rows],
+            table.layer.expert_parameters.take(rows),
             of_leading * on_first + of_last * np.ceil(ends.head_first),
             of_leading * on_last + of_last * np.ceil(ends.head_last),
             replicas,
             *held,
         )
-    first = edge.embedding_parameters[rows]
-    leading = 0.0 if table.first is None else table.first.parameters[rows]
+    first = edge.embedding_parameters.take(rows)
+    leading = 0.0 if table.first is None else table.first.parameters.take(rows)
     if table.last is not None:
-        last = last + table.last.parameters[rows]
+        last = last + table.last.parameters.take(rows)
     gathered: tuple[FloatArray | float, FloatArray | float] = (0.0, 0.0)
-    if (plans.zero == 3).any():
+    if largest(plans.zero) == 3:
         at_once = layer_parameters if experts is None else layer_parameters + experts[0]
-        head_gradient = 0.0 if frozen else edge.output_parameters[rows]
+        head_gradient = 0.0 if frozen else edge.output_parameters.take(rows)
         gathered = _alive_bytes(facts, plans, columns, at_once, first + last, head_gradient)
     return States(
         layer_parameters,
@@ -112,7 +118,7 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         *gathered,
         edge_optimizer_bytes(facts, plans, columns.shards, ends.copies),
         experts,
-        table.layer.trainable_parameters[rows] if table.model.lora else None,
+        table.layer.trainable_parameters.take(rows) if table.model.lora else None,
     )
 
 
@@ -134,7 +140,7 @@ def _alive_bytes(
     everything.
     """
     freed = plans.reshard_after_forward > 0
-    width = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    width = PARAMETER_WIDTH.take(plans.precision)
     width = np.where((plans.zero == 3) & (columns.shards > plans.dp_replicate), width, 0.0)
     gathered = np.minimum(columns.layers.first, 2) * layer_parameters + edge_parameters
     gathered = np.where(freed, gathered, 0.0)
@@ -152,8 +158,8 @@ def _kept_bytes(
     stay = (plans.zero == 3) & (plans.reshard_after_forward == 0) & (shards > plans.dp_replicate)
     if not stay.any():
         return 0.0, 0.0
-    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
-    gradient = np.where(plans.grad_dtype == FP32, 4.0, 2.0)
+    wide = PARAMETER_WIDTH.take(plans.precision)
+    gradient = GRADIENT_WIDTH.take(plans.grad_dtype)
     return np.where(stay, wide, 0.0), np.where(stay & (plans.pp > 1), gradient, 0.0)
 
 
@@ -166,30 +172,25 @@ def _state_bytes(
     frozen: bool,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Resident bytes of a parameter, its gradient and its optimizer, sharded over ``shards``."""
-    parameter_bytes = _parameter_bytes(facts, frozen=frozen)[plans.precision]
-    in_fp8_alone = plans.fp8_param_gather != 0
-    if in_fp8_alone.any() and not frozen:
-        parameter_bytes = np.where(
-            in_fp8_alone, parameter_bytes - _spared_bytes(facts), parameter_bytes
-        )
-    stashes = plans.schedule == PIPEDREAM_2BW
-    if stashes.any():
-        parameter_bytes = np.where(stashes, 2 * parameter_bytes, parameter_bytes)
-    gradient_bytes = np.where(
-        plans.grad_dtype == FP32, facts.grad_bytes_fp32, facts.grad_bytes_bf16
-    )
-    if (plans.zero >= 2).any():
+    parameter_bytes = _parameter_bytes(facts, frozen=frozen).take(plans.precision)
+    if largest(plans.fp8_param_gather) and not frozen:
+        spared = parameter_bytes - _spared_bytes(facts)
+        parameter_bytes = np.where(plans.fp8_param_gather != 0, spared, parameter_bytes)
+    if largest(plans.schedule) >= PIPEDREAM_2BW:
+        parameter_bytes = parameter_bytes * (1 + (plans.schedule == PIPEDREAM_2BW))
+    gradient_bytes = _gradient_bytes(facts).take(plans.grad_dtype)
+    if largest(plans.zero) >= 2:
         kept = _kept_bytes(plans, shards)
         shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
         gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0) + kept[1]
         parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0) + kept[0]
-    optimizer_bytes = _optimizer_bytes(facts)[plans.precision]
-    if plans.optimizer.any():
+    optimizer_bytes = _optimizer_bytes(facts).take(plans.precision)
+    if largest(plans.optimizer):
         saved = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])
         optimizer_bytes = optimizer_bytes - saved
-    if plans.optimizer_offload_pct.any():
+    if largest(plans.optimizer_offload_pct):
         optimizer_bytes = optimizer_bytes * (1 - plans.optimizer_offload_pct / 100)
-    optimizer_bytes = optimizer_bytes / np.where(plans.zero >= 1, shards * copies, 1.0)
+    optimizer_bytes = optimizer_bytes / owners(plans, shards * copies)
     return parameter_bytes, gradient_bytes, optimizer_bytes
 
 
@@ -201,6 +202,11 @@ def _parameter_bytes(facts: MemoryFacts, *, frozen: bool) -> FloatArray:
     cached = facts.fp8_weight_bytes * NARROW_BYTES
     with_fp8 = np.where(IS_FP8, beside + cached, facts.param_bytes)
     return np.where(IS_FP32, 2 * facts.param_bytes, with_fp8)
+
+
+def _gradient_bytes(facts: MemoryFacts) -> FloatArray:
+    """Bytes of a gradient by the code of its type."""
+    return np.where(GRADIENT_WIDTH == 4, facts.grad_bytes_fp32, facts.grad_bytes_bf16)
 
 
 def _spared_bytes(facts: MemoryFacts) -> float:
@@ -222,9 +228,7 @@ def step_bytes(facts: MemoryFacts, plans: PlanBatch, columns: Columns) -> FloatA
 
     Of a parameter that the rank holds, with ZeRO 1, and of one whose optimizer state it owns.
     """
-    owned = facts.optimizer_step_bytes_per_owned_param / np.where(
-        plans.zero >= 1, columns.shards, 1.0
-    )
+    owned = facts.optimizer_step_bytes_per_owned_param / owners(plans, columns.shards)
     step: FloatArray = facts.optimizer_step_bytes_per_param * (plans.zero == 1) + owned
     return step
 
@@ -260,8 +264,8 @@ def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -
     quantizes them afterwards (Megatron-LM d98e8a64, core/distributed/param_and_grad_buffer.py
     _post_param_sync with reuse_grad_buf_for_mxfp8_param_ag).
     """
-    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
-    if not plans.fp8_param_gather.any():
+    wide = PARAMETER_WIDTH.take(plans.precision)
+    if not largest(plans.fp8_param_gather):
         return wide * most_parameters(held, columns)
     narrow = gathered_width(plans)
     in_bytes = held._replace(
@@ -279,6 +283,8 @@ def gathered_expert_bytes(experts: ExpertStates, plans: PlanBatch, columns: Colu
 
 def gathered_width(plans: PlanBatch) -> FloatArray:
     """Bytes in which a parameter of a layer is gathered."""
-    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    wide = PARAMETER_WIDTH.take(plans.precision)
+    if not largest(plans.fp8_param_gather):
+        return wide
     narrow = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
     return np.where(narrow, 1.0, wide)

@@ -10,7 +10,7 @@ from parallelsim.costs import CostTable
 from parallelsim.framework import MemoryFacts
 from parallelsim.operators import FP32, IS_FP8, FloatArray
 from parallelsim.plan import code
-from parallelsim.plan_batch import PlanBatch
+from parallelsim.plan_batch import PlanBatch, largest
 
 MXFP8 = code("precision", "mxfp8")
 MUON = code("optimizer", "muon")
@@ -36,22 +36,27 @@ CAST_BYTES_FP8_GATHERED = 2.0
 """Where the fp8 weight itself arrives: its transpose is read and written."""
 
 
+def owners(plans: PlanBatch, shards: FloatArray) -> FloatArray:
+    """Ranks that share the optimizer's states of a parameter: ``shards`` with ZeRO, else 1."""
+    return np.asarray(np.maximum((plans.zero > 0) * shards, 1.0))
+
+
 def edge_optimizer_bytes(
     facts: MemoryFacts, plans: PlanBatch, shards: FloatArray, copies: FloatArray | float
 ) -> FloatArray | float:
     """Bytes that Muon adds for a parameter of embedding and head, which keep Adam's moments."""
-    if not (plans.optimizer == MUON).any():
+    if not largest(plans.optimizer):
         return 0.0
     added = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])
     shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
-    added = added / np.where(plans.zero >= 1, shards * copies, 1.0)
+    added = added / owners(plans, shards * copies)
     return np.where(plans.optimizer == MUON, added, 0.0)
 
 
 def _cast_bytes(plans: PlanBatch) -> FloatArray:
     """Moved for each resident parameter when the optimizer has stepped, shape [P]."""
-    cast = np.where(IS_FP8[plans.precision], CAST_BYTES_FP8, CAST_BYTES)
-    if not plans.fp8_param_gather.any():
+    cast = np.where(IS_FP8, CAST_BYTES_FP8, CAST_BYTES).take(plans.precision)
+    if not largest(plans.fp8_param_gather):
         return cast
     arrives_in_fp8 = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
     return np.where(arrives_in_fp8, CAST_BYTES_FP8_GATHERED, cast)
@@ -69,7 +74,7 @@ def host_step_time(
     first tensor's way down, and gradients that leave during the backward pass already.
     """
     link, memory = cluster.accelerator.host_bytes_per_s, cluster.host_bytes_per_s_per_gpu
-    if not plans.optimizer_offload_pct.any() or link is None or memory is None:
+    if not largest(plans.optimizer_offload_pct) or link is None or memory is None:
         return 0.0
     gradients = np.where(plans.grad_dtype == FP32_GRADS, 4.0, 2.0) * parameters / link
     weights = np.where(plans.precision == FP32, 4.0, 2.0) * parameters / link
@@ -89,14 +94,15 @@ def optimizer_time(
     """
     accelerator = table.cluster.accelerator
     rate = accelerator.memory_bandwidth_bytes_per_s * table.framework.compute.optimizer_efficiency
-    owned = parameters / np.where(plans.zero > 0, shards, 1.0)
-    resident = np.where(plans.zero == 3, owned, parameters)
+    owned, resident = parameters / owners(plans, shards), parameters
+    if largest(plans.zero) == 3:
+        resident = np.where(plans.zero == 3, owned, parameters)
     on_host: FloatArray | float = 0.0
-    if plans.optimizer_offload_pct.any():
+    if largest(plans.optimizer_offload_pct):
         on_host = owned * plans.optimizer_offload_pct / 100
         owned = owned - on_host
     moved = ADAM_BYTES * owned + _cast_bytes(plans) * resident
-    if not plans.optimizer.any():
+    if not largest(plans.optimizer):
         return np.maximum(moved / rate, host_step_time(table.cluster, on_host, plans))
     moved = moved - ADAM_STATE_BYTES * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer]) * owned
     flops = NEWTON_SCHULZ_STEPS * 6.0 * table.model.hidden_size * owned

@@ -16,6 +16,7 @@ from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline_forms import FORMS
 from parallelsim.pipeline_paths import ChunkSeconds
 from parallelsim.plan import code
+from parallelsim.plan_batch import largest
 
 GPIPE = code("schedule", "gpipe")
 ONE_F_ONE_B = code("schedule", "1f1b")
@@ -83,20 +84,23 @@ def pipeline_time(
         elif count:
             # On the plans that need it alone: the forms cost more than all the rest here.
             index = np.flatnonzero(chosen)
-            some = _taken(stages, index)
-            bubble[index] = form(some, pp[index], vpp[index], m[index]) - steady[index]
+            shape = (column.take(index) for column in (pp, vpp, m))
+            some = _taken(stages, index, with_chunk=number == INTERLEAVED)
+            bubble[index] = form(some, *shape) - steady.take(index)
     if stages.chunks is not None:
         shape = (schedule, pp, vpp, m)
         bubble = _other_bubbles(stages.chunks, *shape, slowest, bubble)
     return PipelineTime(steady, bubble)
 
 
-def _taken(stages: StageSeconds, index: IntArray) -> StageSeconds:
+def _taken(stages: StageSeconds, index: IntArray, *, with_chunk: bool) -> StageSeconds:
     """The seconds of some plans."""
-    first, middle, last, *forwards = (column[index] for column in stages[:6])
-    chunk, forward_chunk = (None if a is None else a[index] for a in stages[-2:])
-    some = StageSeconds(first, middle, last, forwards[0], forwards[1], forwards[2])
-    return some._replace(chunk=chunk, forward_chunk=forward_chunk)
+    some = StageSeconds(*(column.take(index) for column in stages[:6]))
+    if stages.chunk is None or stages.forward_chunk is None or not with_chunk:
+        return some
+    return some._replace(
+        chunk=stages.chunk.take(index), forward_chunk=stages.forward_chunk.take(index)
+    )
 
 
 def _other_bubbles(
@@ -201,7 +205,7 @@ def _one_f_one_b_time(
         at_last_but_one = total - stages.last - middle
         for before, after in ((stages.first, pp - 2), (at_last_but_one, 1.0)):
             bound = _bound(middle, forward, before, total, after, m)
-            time = np.where(pp > 2, np.maximum(time, bound), time)
+            time = np.maximum(time, (pp > 2) * bound)
     return time
 
 
@@ -238,9 +242,9 @@ def in_flight_micro_batches(
     weight gradient; of two copies of the model, half a rank's layers are a whole stage. The rest:
     :data:`IN_FLIGHT`; exact with m >= 2 p, else not too low (but V-Min).
     """
-    after = pp - stage - 1
-    held = np.where(schedule == INTERLEAVED, (2 * after + (vpp - 1) * pp + 1) / vpp, after + 1)
-    if (schedule >= PLAIN).any():
+    passes = (schedule == INTERLEAVED) + 1.0
+    held = (passes * (pp - stage - 1) + ((vpp - 1) * pp + 1)) / vpp
+    if largest(schedule) >= PLAIN:
         for number, count in IN_FLIGHT.items():
             chosen = schedule == number
             if chosen.any():

@@ -99,7 +99,7 @@ class PlanBatch:
     def concatenate(cls, batches: Iterable[PlanBatch]) -> PlanBatch:
         """One batch of all plans, in order."""
         parts = list(batches)
-        columns = {name: np.concatenate([getattr(b, name) for b in parts]) for name in PLAN_FIELDS}
+        columns = {name: _joined([getattr(b, name) for b in parts]) for name in PLAN_FIELDS}
         cuts = parts[0].cuts
         if any(batch.cuts != cuts for batch in parts):
             cuts = _table(cut for batch in parts for cut in batch.cuts)
@@ -139,6 +139,21 @@ class PlanBatch:
 
     def __iter__(self) -> Iterator[Plan]:
         return (self.plan(i) for i in range(len(self)))
+
+
+def largest(column: IntArray) -> int:
+    """The largest value of a field, 0 of no plans."""
+    if column.strides == (0,):
+        column = column[:1]
+    return int(column.max(initial=0))
+
+
+def _joined(columns: Sequence[IntArray]) -> IntArray:
+    """The columns one after the other; one number if they are the same number seen many times."""
+    filled = [column for column in columns if len(column)]
+    if filled and all(c.strides == (0,) and c[0] == filled[0][0] for c in filled):
+        return np.broadcast_to(filled[0][0], (sum(map(len, filled)),))
+    return np.concatenate(columns)
 
 
 def _table(cuts: Iterable[tuple[int, ...]]) -> Cuts:

@@ -15,9 +15,9 @@ import numpy as np
 from parallelsim.collectives import Network
 from parallelsim.costs import CostTable
 from parallelsim.exposure import DataParallel
-from parallelsim.memory_states import FP32, IS_FP32, States, gathered_width
+from parallelsim.memory_states import GRADIENT_WIDTH, PARAMETER_WIDTH, States, gathered_width
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan_batch import PlanBatch
+from parallelsim.plan_batch import PlanBatch, largest
 from parallelsim.stages import Columns, StageLayers
 
 
@@ -33,7 +33,7 @@ def shard_ranks(plans: PlanBatch, ranks: FloatArray) -> FloatArray:
     """Of ``ranks`` that hold the same parameters, those that states are sharded over: with ZeRO 2
     and 3 one group of hybrid sharding, with ZeRO 1 all.
     """
-    if not (plans.zero >= 2).any():
+    if largest(plans.zero) < 2:
         return ranks
     return np.where(plans.zero >= 2, ranks / plans.dp_replicate, ranks)
 
@@ -116,7 +116,7 @@ def _of_all_stages(layers: StageLayers, columns: Columns) -> FloatArray:
 def _layer_traffic(table: CostTable, plans: PlanBatch, columns: Columns, held: States) -> Traffic:
     """Of one layer, routed experts by themselves: other ranks hold copies of them."""
     width = gathered_width(plans)
-    gradient = np.where(plans.grad_dtype == FP32, 4.0, 2.0)
+    gradient = GRADIENT_WIDTH.take(plans.grad_dtype)
 
     def traffic(
         parameters: FloatArray, trained: FloatArray, ranks: FloatArray, stride: IntArray
@@ -138,9 +138,9 @@ def _layer_traffic(table: CostTable, plans: PlanBatch, columns: Columns, held: S
 def _edge_traffic(table: CostTable, rows: IntArray, plans: PlanBatch) -> Traffic:
     """Of the embedding, and of the output matrix where it is the same."""
     parameters = table.edge.embedding_parameters[rows]
-    gradient = np.where(plans.grad_dtype == FP32, 4.0, 2.0)
+    gradient = GRADIENT_WIDTH.take(plans.grad_dtype)
     shards = (plans.dp * plans.cp).astype(np.float64)
     trained = 0.0 if table.model.lora else parameters
-    wide = np.where(IS_FP32[plans.precision], 4.0, 2.0)
+    wide = PARAMETER_WIDTH.take(plans.precision)
     moved = (wide * parameters, gradient * trained)
     return unit_traffic(table.network, plans, shards, plans.tp, *moved)

@@ -8,7 +8,7 @@ from parallelsim.costs import CostTable
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
-from parallelsim.plan_batch import PlanBatch
+from parallelsim.plan_batch import PlanBatch, largest
 from parallelsim.stages import (
     BOTH,
     LOSS,
@@ -30,7 +30,7 @@ def stage_seconds(
     leading layers take beyond others (T12, T18). Neglects: clock throttling, jitter, leading layers
     of the middle stages, of which the slowest sets the pace.
     """
-    layer_s, forward_s = table.layer_total_s[rows], table.layer.forward_s[rows]
+    layer_s, forward_s = table.layer_total_s.take(rows), table.layer.forward_s.take(rows)
     ends = columns.ends
     head, head_forward, _ = head_seconds(table, rows)
     embedding, embedding_forward, _ = embedding_seconds(table, rows)
@@ -69,8 +69,8 @@ def chunk_seconds(
         layers = chunk_layers(table.model.num_layers, plans)
         layers = layers._replace(middle=np.ceil(layers.middle))
     layer = table.layer
-    forward, weight = layer.forward_s[rows], layer.weight_s[rows]
-    rest = table.layer_total_s[rows] - forward - weight
+    forward, weight = layer.forward_s.take(rows), layer.weight_s.take(rows)
+    rest = table.layer_total_s.take(rows) - forward - weight
 
     def stage(count: FloatArray, edge_s: EdgeParts) -> Operations:
         again = recomputed_layers(count * plans.vpp, plans) / plans.vpp
@@ -97,7 +97,7 @@ def embedding_seconds(
     table: CostTable, rows: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray | float]:
     """(both passes, forward, weight gradients) of the embedding."""
-    return table.edge.embedding_s[rows], table.edge.embedding_forward_s[rows], 0.0
+    return table.edge.embedding_s.take(rows), table.edge.embedding_forward_s.take(rows), 0.0
 
 
 def leading_seconds(
@@ -109,7 +109,7 @@ def leading_seconds(
     if table.first is None:
         return 0.0, 0.0, 0.0
     more = table.first
-    return table.first_total_s[rows], more.forward_s[rows], more.weight_s[rows]
+    return table.first_total_s.take(rows), more.forward_s.take(rows), more.weight_s.take(rows)
 
 
 def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -117,11 +117,12 @@ def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArr
     head, and the layers of multi-token prediction.
     """
     edge, more = table.edge, table.last
-    both, forward, weight = edge.head_s[rows], edge.head_forward_s[rows], edge.head_weight_s[rows]
+    columns = (edge.head_s, edge.head_forward_s, edge.head_weight_s)
+    both, forward, weight = (of.take(rows) for of in columns)
     if more is None:
         return both, forward, weight
-    both = both + table.last_total_s[rows]
-    return both, forward + more.forward_s[rows], weight + more.weight_s[rows]
+    both = both + table.last_total_s.take(rows)
+    return both, forward + more.forward_s.take(rows), weight + more.weight_s.take(rows)
 
 
 def schedule_seconds(
@@ -129,7 +130,7 @@ def schedule_seconds(
 ) -> StageSeconds:
     """The seconds that the block's schedules need."""
     stages = stage_seconds(table, rows, plans, columns)
-    if (plans.schedule >= PLAIN).any():
+    if largest(plans.schedule) >= PLAIN:
         chunks = chunk_seconds(table, rows, plans)
         stages = stages._replace(chunks=_with_leading(chunks, table, rows, plans))
     two_ranks = np.flatnonzero((plans.schedule == INTERLEAVED) & (plans.pp == 2))
@@ -172,8 +173,8 @@ def _with_chunks(
     last, again = columns.layers.last[index], columns.recomputed.last[index]
     layers = np.ceil((last + ((layout == LOSS) | (layout == BOTH))) / vpp)
     again = np.where(again >= last, layers, again / vpp)
-    forward_s = table.layer.forward_s[rows]
+    forward_s = table.layer.forward_s.take(rows)
     chunk, forward_chunk = np.zeros((2, len(plans)))
-    chunk[index] = layers * table.layer_total_s[rows] + again * forward_s
+    chunk[index] = layers * table.layer_total_s.take(rows) + again * forward_s
     forward_chunk[index] = layers * forward_s
     return stages._replace(chunk=chunk, forward_chunk=forward_chunk)

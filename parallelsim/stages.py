@@ -19,13 +19,18 @@ from numpy.typing import NDArray
 
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray
-from parallelsim.plan import MAX_DEGREE, TWO_WAY, WAVES, code
-from parallelsim.plan_batch import PlanBatch
+from parallelsim.plan import LAYOUTS, MAX_DEGREE, TWO_WAY, WAVES, code
+from parallelsim.plan_batch import PlanBatch, largest
 
 EMBEDDING, LOSS, BOTH, FIRST_LAST = (
     code("layout", name) for name in ("embedding", "loss", "embedding-loss", "first-last")
 )
 FREE, FULL = code("layout", "free"), code("recompute", "full")
+COUNTS_EMBEDDING, COUNTS_LOSS = (
+    np.isin(LAYOUTS, names).astype(np.float64)
+    for names in (("embedding", "embedding-loss"), ("loss", "embedding-loss"))
+)
+"""By code: 1 where a layout gives the embedding, or the loss, a layer's place."""
 WAVE_CODES = [code("schedule", name) for name in WAVES]
 TWO_WAY_CODES = [code("schedule", name) for name in TWO_WAY]
 PLAIN_SCHEDULES = min(WAVE_CODES + TWO_WAY_CODES)
@@ -46,22 +51,21 @@ def stage_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
     The embedding and the loss take one layer's place each where the layout counts them. A layout
     that does not divide gives fractions: the rules refuse such plans, the formulas stay defined.
     """
-    pp = plans.pp.astype(np.float64)
-    counts_embedding = (plans.layout == EMBEDDING) | (plans.layout == BOTH)
-    counts_loss = (plans.layout == LOSS) | (plans.layout == BOTH)
+    pp = plans.pp
+    counts_embedding = COUNTS_EMBEDDING.take(plans.layout)
+    counts_loss = COUNTS_LOSS.take(plans.layout)
     slots = (num_layers + counts_embedding + counts_loss) / pp
     first, middle, last = slots - counts_embedding, slots, slots - counts_loss
-    uneven = plans.layout == FIRST_LAST
-    if uneven.any():
-        rest = num_layers - plans.first_stage_layers - plans.last_stage_layers
-        first = np.where(uneven, plans.first_stage_layers, first)
-        last = np.where(uneven, plans.last_stage_layers, last)
-        middle = np.where(uneven, rest / np.maximum(pp - 2, 1.0), middle)
-    layers = StageLayers(
-        np.where(plans.pp > 1, first, float(num_layers)),
-        np.where(plans.pp > 2, middle, 0.0),
-        np.where(plans.pp > 1, last, 0.0),
-    )
+    uneven = np.flatnonzero(plans.layout == FIRST_LAST)
+    if len(uneven):
+        at_ends = plans.first_stage_layers[uneven], plans.last_stage_layers[uneven]
+        first[uneven], last[uneven] = at_ends
+        rest = num_layers - at_ends[0] - at_ends[1]
+        middle[uneven] = rest / np.maximum(pp[uneven] - 2, 1.0)
+    first[np.flatnonzero(pp == 1)] = num_layers
+    middle *= pp > 2
+    last *= pp > 1
+    layers = StageLayers(first, middle, last)
     for index, stages in free_stages(plans):
         _set_classes(layers, index, stages.layers)
     return layers
@@ -150,7 +154,7 @@ def _dealt_share(model: ModelSpec, plans: PlanBatch, rank: FloatArray) -> FloatA
     """:func:`leading_on_rank`, chunk by chunk."""
     pp = plans.pp.astype(np.float64)
     layers_before, mirror = _layers_before(model.num_layers, plans), pp - 1 - rank
-    special = bool((plans.schedule >= PLAIN_SCHEDULES).any())
+    special = largest(plans.schedule) >= PLAIN_SCHEDULES
     wave = np.isin(plans.schedule, WAVE_CODES) if special else False
     share, turn = _leading_between(layers_before, model, rank), 1
     while (layers_before(turn * pp) < model.num_leading_layers).any():
@@ -256,8 +260,8 @@ class Ends(NamedTuple):
     copies: FloatArray | float
 
 
-def _ends(plans: PlanBatch, is_single: FloatArray) -> Ends:
-    if not (plans.schedule >= PLAIN_SCHEDULES).any():
+def _ends(plans: PlanBatch, is_single: FloatArray, *, special: bool) -> Ends:
+    if not special:
         return Ends(1.0, 0.0, is_single, 1 - is_single, 1.0)
     wave, two_way = (np.isin(plans.schedule, codes) for codes in (WAVE_CODES, TWO_WAY_CODES))
     head_first = np.where(wave, 1.0, np.where(two_way, 0.5, is_single))
@@ -270,10 +274,10 @@ def _ends(plans: PlanBatch, is_single: FloatArray) -> Ends:
     )
 
 
-def _rank_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
+def _rank_layers(num_layers: int, plans: PlanBatch, *, special: bool) -> StageLayers:
     """Layers that a micro-batch passes on the first, each middle, and the last rank."""
     layers = stage_layers(num_layers, plans)
-    if not (plans.schedule >= PLAIN_SCHEDULES).any():
+    if not special:
         return layers
     wave, two_way = (np.isin(plans.schedule, codes) for codes in (WAVE_CODES, TWO_WAY_CODES))
     chunks, mean = chunk_layers(num_layers, plans), (layers.first + layers.last) / 2
@@ -288,12 +292,18 @@ def _rank_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
 
 def recomputed_layers(layers: FloatArray, plans: PlanBatch) -> FloatArray:
     """Layers of a stage that full recompute covers: all, or N in each of its v chunks."""
-    is_full = plans.recompute == FULL
-    if not is_full.any():
-        return np.zeros(len(plans))
-    chosen = plans.recompute_num_layers * plans.vpp
-    covered = np.where(plans.recompute_num_layers > 0, np.minimum(chosen, layers), layers)
-    return np.where(is_full, covered, 0.0)
+    return np.minimum(layers, recompute_depth(plans))
+
+
+def recompute_depth(plans: PlanBatch) -> FloatArray:
+    """Most layers of a stage that full recompute covers: N in each of its v chunks, infinity where
+    all are; 0 of other plans; shape [P].
+    """
+    depth = np.zeros(len(plans))
+    full = np.flatnonzero(plans.recompute == FULL)
+    chosen = plans.recompute_num_layers[full]
+    depth[full] = np.where(chosen > 0, chosen * plans.vpp[full], np.inf)
+    return depth
 
 
 def num_micro_batches(plans: PlanBatch) -> FloatArray:
@@ -323,9 +333,11 @@ class Columns(NamedTuple):
 
 def plan_columns(num_layers: int, plans: PlanBatch) -> Columns:
     """The columns of a block."""
-    layers = _rank_layers(num_layers, plans)
+    special = largest(plans.schedule) >= PLAIN_SCHEDULES
+    layers = _rank_layers(num_layers, plans, special=special)
     is_single = (plans.pp == 1).astype(np.float64)
-    recomputed = StageLayers(*(recomputed_layers(count, plans) for count in layers))
+    depth = recompute_depth(plans)
+    recomputed = StageLayers(*(np.minimum(count, depth) for count in layers))
     for index, stages in free_stages(plans):
         _set_classes(recomputed, index, stages.recomputed)
     return Columns(
@@ -334,7 +346,7 @@ def plan_columns(num_layers: int, plans: PlanBatch) -> Columns:
         num_micro_batches=num_micro_batches(plans),
         shards=(plans.dp * plans.cp).astype(np.float64),
         is_single=is_single,
-        ends=_ends(plans, is_single),
+        ends=_ends(plans, is_single, special=special),
         layers=layers,
         recomputed=recomputed,
     )

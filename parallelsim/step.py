@@ -19,7 +19,7 @@ from parallelsim.exposure import (
     pipeline_transfer_time,
 )
 from parallelsim.memory_states import (
-    FP32,
+    GRADIENT_WIDTH,
     States,
     gathered_expert_bytes,
     gathered_parameter_bytes,
@@ -29,7 +29,7 @@ from parallelsim.memory_states import (
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.optimizers import optimizer_time
 from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
-from parallelsim.plan_batch import PlanBatch
+from parallelsim.plan_batch import PlanBatch, largest
 from parallelsim.sharded import shard_ranks, sharded_exposed
 from parallelsim.stage_seconds import schedule_seconds
 from parallelsim.stages import Columns, leading_at_ends
@@ -100,11 +100,12 @@ def step_breakdown(
 
     first, middle, last = columns.layers
     layers, layer = of_slowest(first, np.ceil(middle), last) * m, table.layer
-    head, embedding, ends = table.edge.head_s[rows], table.edge.embedding_s[rows], columns.ends
+    head, embedding = table.edge.head_s.take(rows), table.edge.embedding_s.take(rows)
+    ends = columns.ends
     edge_first = embedding * ends.embedding_first + head * ends.head_first
     edge_last = embedding * ends.embedding_last + head * ends.head_last
     leading = (0.0, 0.0) if table.first is None else leading_at_ends(table.model, plans)
-    again = of_slowest(*columns.recomputed) * m * layer.forward_s[rows]
+    again = of_slowest(*columns.recomputed) * m * layer.forward_s.take(rows)
 
     def of_layers(name: str) -> FloatArray:
         """Of the slowest stage's layers, with leading and multi-token-prediction ones."""
@@ -193,8 +194,8 @@ def after_stages(
     per_micro_batch = framework.host.micro_batch_s * m
     busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch + offload
     overlap = framework.overlap
-    fp8 = IS_FP8[plans.precision]
-    slope = np.where(fp8, overlap.straggler_per_doubling_fp8, overlap.straggler_per_doubling)
+    slopes = overlap.straggler_per_doubling, overlap.straggler_per_doubling_fp8
+    slope = np.where(IS_FP8, slopes[1], slopes[0]).take(plans.precision)
     straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
     overhead = per_micro_batch + framework.host.step_s
     steady, bubble = pipeline.steady_s, pipeline.bubble_s
@@ -228,7 +229,7 @@ def _synchronized(
             table.network,
             num_ranks=ranks,
             stride=stride,
-            gradient_bytes=np.where(plans.grad_dtype == FP32, 4.0, 2.0) * held,
+            gradient_bytes=GRADIENT_WIDTH.take(plans.grad_dtype) * held,
             parameter_bytes=gathered,
             zero=plans.zero,
             overlap_grad_reduce=plans.overlap_grad_reduce,
@@ -249,7 +250,7 @@ def _synchronized(
         reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
         owners = shard_ranks(plans, ranks)
         optimizer = optimizer + optimizer_time(table, of_experts, owners, plans)
-    if (plans.zero >= 2).any():
+    if largest(plans.zero) >= 2:
         reduce_s, gather_s = _sharded(table, rows, plans, columns, held, (reduce_s, gather_s))
     return reduce_s, gather_s, optimizer
 
@@ -279,13 +280,14 @@ def _offload(
     """Seconds of the step that activations on their way to the host and back add: m times those of
     the layers of the fullest stage. A plan that keeps checkpoints alone moves those.
     """
-    if not plans.activation_offload_pct.any():
+    if not largest(plans.activation_offload_pct):
         return 0.0
     share, layers = plans.activation_offload_pct / 100, columns.layers
     recomputes = columns.recomputed.first + columns.recomputed.last > 0
-    saved = np.where(recomputes, table.edge.checkpoint_bytes[rows], table.layer.saved_bytes[rows])
-    forward = table.layer.forward_s[rows]
-    backward = table.layer_total_s[rows] - forward + recomputes * forward
+    checkpoint, kept = table.edge.checkpoint_bytes.take(rows), table.layer.saved_bytes.take(rows)
+    saved = np.where(recomputes, checkpoint, kept)
+    forward = table.layer.forward_s.take(rows)
+    backward = table.layer_total_s.take(rows) - forward + recomputes * forward
     rate = table.cluster.accelerator.host_bytes_per_s or np.nan
     each = np.where(share > 0, offload_exposed(share * saved, rate, forward, backward), 0.0)
     most = np.maximum(np.maximum(layers.first, layers.last), layers.middle)
@@ -309,10 +311,11 @@ def transfer_seconds(
     hide while the pipeline is full).
     """
     overlap = table.framework.overlap
-    num_bytes = table.edge.checkpoint_bytes[rows]
+    num_bytes = table.edge.checkpoint_bytes.take(rows)
     if overlap.scatter_gather_p2p:
         num_bytes = np.where(plans.sequence_parallel > 0, num_bytes, num_bytes / plans.tp)
     num_gpus = columns.shards * plans.tp * columns.pp
     transfer = pipeline_transfer_time(overlap, table.network, num_bytes, columns.pp, num_gpus)
-    exposed = np.where(plans.vpp > 1, overlap.p2p_exposed_interleaved, overlap.p2p_exposed)
+    shares = np.array([overlap.p2p_exposed, overlap.p2p_exposed_interleaved])
+    exposed = shares.take(plans.vpp > 1)
     return transfer, exposed
