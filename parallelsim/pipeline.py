@@ -84,18 +84,18 @@ def pipeline_time(
         elif count:
             # On the plans that need it alone: the forms cost more than all the rest here.
             index = np.flatnonzero(chosen)
-            shape = (column.take(index) for column in (pp, vpp, m))
             some = _taken(stages, index, with_chunk=number == INTERLEAVED)
-            bubble[index] = form(some, *shape) - steady.take(index)
+            time = form(some, pp.take(index), vpp.take(index), m.take(index))
+            bubble[index] = time - steady.take(index)
     if stages.chunks is not None:
-        shape = (schedule, pp, vpp, m)
-        bubble = _other_bubbles(stages.chunks, *shape, slowest, bubble)
+        bubble = _other_bubbles(stages.chunks, schedule, pp, vpp, m, slowest, bubble)
     return PipelineTime(steady, bubble)
 
 
 def _taken(stages: StageSeconds, index: IntArray, *, with_chunk: bool) -> StageSeconds:
     """The seconds of some plans."""
-    some = StageSeconds(*(column.take(index) for column in stages[:6]))
+    first, middle, last, *forward = (np.asarray(column).take(index) for column in stages[:6])
+    some = StageSeconds(first, middle, last, forward[0], forward[1], forward[2])
     if stages.chunk is None or stages.forward_chunk is None or not with_chunk:
         return some
     return some._replace(
