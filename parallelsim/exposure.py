@@ -183,7 +183,7 @@ def pipeline_transfer_time(
     share = np.minimum(crossings / np.maximum(pp - 1, 1.0), 1.0)
     outer, _ = network.p2p_rate(np.maximum(stride, domain + 1))
     time = overlap.p2p_latency_s + num_bytes * (share / outer + (1 - share) / link)
-    return (pp > 1) * time
+    return np.where(pp > 1, time, 0.0)  # the time of no link may be NaN
 
 
 def offload_exposed(
