@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py TABLE.csv --output docs/accuracy.md     regenerate everything
     python benchmarks/accuracy.py TABLE.csv --check                       compare and enforce
 
-Regenerating writes the page, its picture (with matplotlib), ``parallelsim/residuals.json`` (the
+Regenerating writes the page, its picture, ``parallelsim/residuals.json`` (the
 intervals' half-widths and P(fits)) and ``benchmarks/accuracy_floor.json``. The floor only tightens;
 ``--accept-worse`` lets it loosen. ``--check`` fails where a committed file is stale beyond
 rounding, the floor is broken, or an interval of a regime with 50 rows or more holds less than 70 %
@@ -25,6 +25,7 @@ import numpy as np
 from accuracy_findings import COVERAGE, Findings, Floor, floor_of, measure
 from accuracy_page import page
 
+from parallelsim.report.scatter import scatter
 from parallelsim.residuals import REGIMES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,12 +189,7 @@ def write(found: Findings, output: Path, *, accept_worse: bool) -> None:
     rounded = floor_of(found.validation, with_margin=True)
     floor = tightened(read_floor(), rounded, accept_worse=accept_worse)
     FLOOR.write_text(floor_text(floor))
-    try:
-        from parallelsim.report.scatter import scatter
-
-        output.with_suffix(".png").write_bytes(scatter(found.validation, "png"))
-    except ImportError:
-        print("no matplotlib: the picture is as it was", file=sys.stderr)
+    output.with_suffix(".png").write_bytes(scatter(found.validation, "png"))
 
 
 if __name__ == "__main__":

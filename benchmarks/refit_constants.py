@@ -44,9 +44,8 @@ COMPUTE = (
             "nanotron on hopper": 0.57,
             "torchtitan on hopper": 0.57,
         },
-        why="the table is of a serving kernel, FlashAttention-2 on Ampere and -3 on Hopper; those "
-        "of a software differ by up to two; llm-foundry of 2023 has FlashAttention-1 (0.6), eager "
-        "software FlashAttention-2 on Hopper (arXiv:2407.08608: 1.5 to 2.0 times slower)",
+        why="the table is of FlashAttention-2 on Ampere and -3 on Hopper; llm-foundry of 2023 has "
+        "FlashAttention-1 (0.6), eager software -2 on Hopper (arXiv:2407.08608: 1.5 to 2.0 slower)",
     ),
     Constant(
         "FlashAttention-1 over -2",

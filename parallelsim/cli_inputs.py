@@ -14,7 +14,7 @@ import click
 from parallelsim.cli_options import SearchOptions, SpecOptions
 from parallelsim.cli_values import Value
 from parallelsim.cluster import ClusterSpec
-from parallelsim.errors import OutputError, PlanError, SpecError
+from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import PRECISIONS
@@ -315,25 +315,6 @@ def size_stated_in(file: str | None, stated: bool) -> Iterator[None]:
             raise
         message = str(error).removeprefix("--gpus: ")
         raise SpecError(message, file=file, key="num_gpus") from None
-
-
-def needs_matplotlib(what: str) -> None:
-    """Say how to get it where it is missing.
-
-    Args:
-        what: what is asked for, with its verb: ``pictures need``.
-
-    Raises:
-        OutputError: it is missing.
-    """
-    from importlib.util import find_spec
-
-    try:
-        found = find_spec("matplotlib") is not None
-    except ValueError:  # another program has put something else in its place
-        found = False
-    if not found:
-        raise OutputError(f"{what} matplotlib: pip install 'parallelsim[plot]'")
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:

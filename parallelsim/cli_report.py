@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from parallelsim.cli_answer import Answer, Asked, answer, asked_options
-from parallelsim.cli_inputs import Inputs, document_inputs, needs_matplotlib, shown_path
+from parallelsim.cli_inputs import Inputs, document_inputs, shown_path
 from parallelsim.cli_misfit import misfit_words
 from parallelsim.errors import ExportError, NoFeasiblePlanError, PlanError
 
@@ -57,7 +57,6 @@ def report(
         _check_alone(context)
     else:
         asked.check()
-    needs_matplotlib("the report needs")
     check_writable(output, force=force, inputs=[*asked.input_files(), *input_files(file)])
     command = shlex.join(["parallelsim", *(context.obj or ())])
     if file is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parallelsim.cli_inputs import fit_task, needs_matplotlib, shown_path, with_defaults
+from parallelsim.cli_inputs import fit_task, shown_path, with_defaults
 from parallelsim.cli_options import (
     SearchOptions,
     SpecOptions,
@@ -80,8 +80,7 @@ PICTURES = ("png", "svg", "html")
     "outputs",
     multiple=True,
     metavar="FILE.csv|png|svg|html",
-    help="Table or picture (needs matplotlib). A table that this sweep began is taken up."
-    " Repeatable.",
+    help="Table or picture. A table that this sweep began is taken up. Repeatable.",
 )
 @click.option(
     "--processes",
@@ -172,8 +171,6 @@ def _outputs(
         raise click.UsageError("--output: one table, please")
     if len({os.path.realpath(path) for path in outputs}) < len(outputs):
         raise click.UsageError("--output: the same file twice")
-    if pictures:
-        needs_matplotlib("pictures need")
     return (tables[0] if tables else None), pictures
 
 

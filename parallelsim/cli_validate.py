@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--plot",
     "plot_file",
     metavar="OUT.html|png",
-    help="Plot predictions against measurements (needs matplotlib).",
+    help="Plot predictions against measurements.",
 )
 @click.option("--groups", "all_groups", is_flag=True, help="List every ranked group of plans.")
 @click.option("--force", is_flag=True, help="Overwrite the output files.")
@@ -76,11 +76,10 @@ def _check_outputs(
     """Refuse, before the work, outputs that cannot be made.
 
     Raises:
-        OutputError: a file that may not be written, another kind of picture, no matplotlib.
+        OutputError: a file that may not be written, or another kind of picture.
     """
     import os
 
-    from parallelsim.cli_inputs import needs_matplotlib
     from parallelsim.errors import OutputError
     from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable
@@ -92,8 +91,6 @@ def _check_outputs(
             check_writable(path, force=force, inputs=input_files(*tables, framework))
     if rows_file and plot_file and os.path.realpath(rows_file) == os.path.realpath(plot_file):
         raise click.UsageError(f"--rows and --plot name the same file, {rows_file}")
-    if plot_file:
-        needs_matplotlib("--plot needs")
 
 
 def _print(validation: Validation, all_groups: bool) -> None:

@@ -56,7 +56,6 @@ def test_a_trace_has_every_operation_and_memory(tmp_path: Path) -> None:
 def test_pictures_are_written_whole_and_not_over_a_file(
     tmp_path: Path, name: str, begins: str
 ) -> None:
-    pytest.importorskip("matplotlib")
     file = tmp_path / name
     assert run(*PLAN, "--output", str(file)).exit_code == 0
     assert file.read_text().startswith(begins)
@@ -67,18 +66,7 @@ def test_pictures_are_written_whole_and_not_over_a_file(
     assert file.read_bytes() != before
 
 
-@pytest.mark.parametrize("name", ["gantt.png", "gantt.svg"])
-def test_pictures_need_a_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    file = tmp_path / name
-    assert "pip install 'parallelsim[plot]'" in refused(run(*PLAN, "--output", str(file)))
-    assert not file.exists()
-
-
 def test_pixels_are_a_png_file(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     file = tmp_path / "gantt.png"
     assert run(*PLAN, "--output", str(file)).exit_code == 0
     content = file.read_bytes()
@@ -138,8 +126,6 @@ def test_an_interrupt_leaves_no_file(
     def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    if suffix != "json":
-        pytest.importorskip("matplotlib")
     monkeypatch.setattr(where, interrupt)
     result = run(*PLAN, "--output", str(tmp_path / f"gantt.{suffix}"))
     assert result.exit_code == 130

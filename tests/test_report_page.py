@@ -18,8 +18,6 @@ from parallelsim.planfile import read_document
 from parallelsim.report.page import Report, page_html
 from parallelsim.yaml_io import dump_yaml, parse_yaml
 
-pytest.importorskip("matplotlib")
-
 VOID = frozenset({"meta", "link", "input", "br"})
 PLAN = ("--model", "llama3-8b", "--gpus", "16", "--global-batch-size", "64")
 
@@ -194,13 +192,3 @@ def test_a_file_is_replaced_only_when_asked_and_never_an_input(
     result = report(*PLAN, "--output", str(tmp_path / "missing" / "report.html"))
     assert result.exit_code == 1
     assert "the folder does not exist" in result.stderr
-
-
-def test_without_matplotlib_one_line_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    result = report(*PLAN, "--output", str(tmp_path / "report.html"))
-    assert result.exit_code == 1
-    assert "pip install 'parallelsim[plot]'" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1

@@ -147,7 +147,6 @@ def test_plans_in_the_table_are_whole(swept: Path) -> None:
 
 
 def test_pictures_are_the_same_every_time(swept: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     names = ["a.svg", "b.svg", "c.png", "d.html"]
     outputs = [word for name in names for word in ("--output", str(tmp_path / name))]
     done = run(*ARGS, *ONE, "--output", str(swept), *outputs)

@@ -162,7 +162,6 @@ def test_every_operation_is_drawn_inside_the_picture(name: str) -> None:
 
 
 def test_pixels_and_svg_show_the_boxes_and_labels_of_the_picture() -> None:
-    pytest.importorskip("matplotlib")
     from parallelsim.report.gantt import gantt_image
 
     done = played("zb-v", 4, 2, 8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,16 +226,6 @@ def test_header_names_an_uncalibrated_framework() -> None:
     assert "no measured run checked megatron-core" in lines[-1]
 
 
-def test_plot_needs_matplotlib_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    target = tmp_path / "plot.png"
-    result = CliRunner().invoke(main, ["validate", str(TABLES[0]), "--plot", str(target)])
-    assert result.exit_code == 1
-    assert "pip install 'parallelsim[plot]'" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert not target.exists()
-
-
 def test_plot_refuses_other_kinds_of_file(tmp_path: Path) -> None:
     target = str(tmp_path / "plot.pdf")
     result = CliRunner().invoke(main, ["validate", str(TABLES[0]), "--plot", target])
@@ -246,7 +235,6 @@ def test_plot_refuses_other_kinds_of_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "start"), [("p.png", b"\x89PNG"), ("p.html", b"<!DOCTYPE html>")])
 def test_plot_is_written(name: str, start: bytes, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     target = tmp_path / name
     table = str(TABLES[0])
     result = CliRunner().invoke(main, ["validate", table, "--plot", str(target)])

@@ -146,7 +146,6 @@ def test_what_no_run_can_have_is_named(tmp_path: Path, changes: dict[str, str], 
 
 
 def test_a_plot_survives_the_ends_of_what_is_sane(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     ends = [*SANE["step_time_s"], 1e-320, 1e300]
     rows = [{"id": f"{i}", "step_time_s": repr(seconds)} for i, seconds in enumerate(ends)]
     table = write_table(tmp_path / "t.csv", *rows, {"id": "a"}, {"id": "b"}, {"id": "c"})
@@ -305,7 +304,6 @@ def test_control_characters_never_reach_the_terminal(tmp_path: Path) -> None:
 
 
 def test_a_plot_survives_the_names_of_sources(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     names = ["x" * 5000, "$x^{", "_hidden", *(f"source {i}" for i in range(80))]
     rows = [{"id": str(i), "group": name} for i, name in enumerate(names)]
     table = write_table(tmp_path / "t.csv", *rows)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from parallelsim.report.swept import mark_words, plan_cells
+from parallelsim.report.swept import PLAN_COLUMNS, mark_words, plan_cells
 from parallelsim.report.tables import Column, print_line, print_table
 from parallelsim.units import format_duration, format_seconds
 
@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     Column("GPUs left"),
     Column("used"),
-    Column("TP"),
-    Column("CP"),
-    Column("PP"),
-    Column("VP", priority=4),
-    Column("EP", priority=1),
-    Column("DP"),
-    Column("MB"),
-    Column("Z", priority=6),
-    Column("recomp.", "left", priority=3),
+    *PLAN_COLUMNS,
     Column("step"),
     Column("speed"),
     Column("mem", priority=5),

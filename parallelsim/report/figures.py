@@ -1,5 +1,5 @@
-"""Figures of the report page, and how a figure becomes part of a page. matplotlib is optional and
-imported when asked for.
+"""Figures of the report page, and how a figure becomes part of a page. matplotlib is imported
+when asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A replay as a picture. matplotlib is optional and imported when asked for."""
+"""A replay as a picture. matplotlib is imported when asked for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def gantt_image(replay: Replay, kind: str, width: int | None = None) -> bytes:
         width: in pixels; by default wide enough for the numbers.
 
     Raises:
-        ImportError: matplotlib is not installed.
         PlanError: more operations than a picture shows.
     """
     import matplotlib as mpl

@@ -73,11 +73,7 @@ class Report:
 
 
 def page_html(report: Report) -> str:
-    """The page.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """The page."""
     from importlib.resources import files
 
     from jinja2 import Environment, PackageLoader, StrictUndefined

@@ -1,4 +1,4 @@
-"""Predicted against measured, as a picture. matplotlib is optional and imported when asked for."""
+"""Predicted against measured, as a picture. matplotlib is imported when asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep as a picture. matplotlib is optional and imported when asked for."""
+"""A sweep as a picture. matplotlib is imported when asked for."""
 
 from __future__ import annotations
 

@@ -11,11 +11,7 @@ from parallelsim.report.whole_run import number_words
 from parallelsim.sweep import COSTS
 from parallelsim.units import format_seconds
 
-_COLUMNS = (
-    Column("", "left"),
-    Column("GPUs"),
-    Column("tokens"),
-    Column("batch"),
+PLAN_COLUMNS = (
     Column("TP"),
     Column("CP"),
     Column("PP"),
@@ -25,6 +21,14 @@ _COLUMNS = (
     Column("MB"),
     Column("Z", priority=6),
     Column("recomp.", "left", priority=3),
+)
+"""Headers of :func:`plan_cells`."""
+_COLUMNS = (
+    Column("", "left"),
+    Column("GPUs"),
+    Column("tokens"),
+    Column("batch"),
+    *PLAN_COLUMNS,
     Column("step"),
     Column("tok/s/GPU"),
     Column("MFU", priority=2),

@@ -144,7 +144,9 @@ def _failure_words(row: dict[str, Any], faults: Faults) -> str:
 
 
 def number_words(value: float | None) -> str:
-    """Three significant digits, or whole with separators from 1000 on; a dash for None."""
+    """Three significant digits from a million on and below 1000, whole between; a dash for None."""
     if value is None:
         return "-"
+    if value >= 1e6:
+        return format_count(value)
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
