@@ -61,6 +61,7 @@ def timeline(
         used = inputs.options
         read = input_files(file, used.model, used.cluster, used.framework)
         check_writable(output, force=force, inputs=read)
+        _check_size(plan, kind)
     planned = plan_replay(inputs.model, inputs.cluster, inputs.framework, plan)
     for note in _notes(inputs, plan):
         click.echo(f"note: {note}", err=True)
@@ -79,6 +80,17 @@ def _kind(output: str | None) -> str:
     if kind not in SUFFIXES:
         raise click.UsageError(f"--output: the name must end with {', '.join(SUFFIXES)}")
     return kind
+
+
+def _check_size(plan: Plan, kind: str) -> None:
+    """Refuse what is too large to be shown before it is replayed, which takes seconds."""
+    from parallelsim.plan_batch import PlanBatch
+    from parallelsim.replay import num_operations
+    from parallelsim.timeline.chrome import check_traceable
+    from parallelsim.timeline.gantt import check_drawable
+
+    check = check_traceable if kind == ".json" else check_drawable
+    check(int(num_operations(PlanBatch.from_plans([plan]))[0]))
 
 
 def _notes(inputs: Inputs, plan: Plan) -> list[str]:

@@ -152,3 +152,18 @@ def test_a_signal_at_any_moment_leaves_a_whole_file_or_none(tmp_path: Path) -> N
 def test_other_file_types_are_wrong_usage(tmp_path: Path) -> None:
     message = refused(run(*PLAN, "--output", str(tmp_path / "gantt.gif")), 2)
     assert "must end with .json, .svg, .html, .png" in message
+
+
+@pytest.mark.parametrize(("suffix", "batch"), [("svg", 40_000), ("json", 80_000)])
+def test_what_is_too_large_to_be_shown_is_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, batch: int
+) -> None:
+    def replayed(*args: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("parallelsim.replay.plan_replay", replayed)
+    plan = ("--model", "llama3-8b", "--gpus", "64", "--pp", "16", "--dp", "4")
+    file = tmp_path / f"x.{suffix}"
+    result = run(*plan, "--global-batch-size", str(batch), "--output", str(file))
+    assert "operations are more than the" in refused(result)
+    assert not file.exists()

@@ -33,6 +33,19 @@ THREADS = 1000
 NAMES: Final = ("forward", "backward", "backward: input gradient", "backward: weight gradient")
 
 
+def check_traceable(num_operations: int) -> None:
+    """Refuse traces that no viewer opens.
+
+    Raises:
+        PlanError: more operations than a viewer shows.
+    """
+    if num_operations > MAX_TRACED:
+        raise PlanError(
+            f"{num_operations} operations are more than the {MAX_TRACED} of a trace: use fewer "
+            "micro-batches"
+        )
+
+
 def trace(
     replay: Replay,
     plan: int = 0,
@@ -44,12 +57,8 @@ def trace(
     Raises:
         PlanError: more operations than a viewer shows.
     """
-    if len(replay.graph.schedule) > MAX_TRACED:
-        raise PlanError(
-            f"{len(replay.graph.schedule)} operations are more than the {MAX_TRACED} of a trace: "
-            "use fewer micro-batches"
-        )
     schedule = replay.graph.schedule
+    check_traceable(len(schedule))
     events: list[Event] = []
     for rank in range(schedule.num_ranks):
         events += _computation(replay, rank, plan)

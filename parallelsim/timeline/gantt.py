@@ -79,11 +79,7 @@ def gantt_picture(replay: Replay, plan: int = 0, width: int | None = None) -> Pi
         PlanError: more operations than a picture shows.
     """
     schedule, size = replay.graph.schedule, replay.graph.schedule.size
-    if len(schedule) > MAX_DRAWN:
-        raise PlanError(
-            f"{len(schedule)} operations are more than the {MAX_DRAWN} of a picture: write a trace "
-            "(.json), or use fewer micro-batches"
-        )
+    check_drawable(len(schedule))
     step = float(replay.step_s[plan])
     if width is None:
         spent = replay.finish_s[:, plan] - replay.start_s[:, plan]
@@ -166,6 +162,19 @@ def _add_axis_and_legend(picture: Picture, replay: Replay, step: float, scale: f
     if (replay.costs.reduce_s > 0).any():
         picture.boxes.append(Box(x + 66, y + 13, 10, HOOK, REDUCE_SHADE))
         picture.labels.append(Label(x + 82, y + 19, "gradient reduction"))
+
+
+def check_drawable(num_operations: int) -> None:
+    """Refuse pictures that nobody could read.
+
+    Raises:
+        PlanError: more operations than a picture shows.
+    """
+    if num_operations > MAX_DRAWN:
+        raise PlanError(
+            f"{num_operations} operations are more than the {MAX_DRAWN} of a picture: write a "
+            "trace (.json), or use fewer micro-batches"
+        )
 
 
 def gantt_text(replay: Replay, plan: int = 0, width: int = 80) -> str:
