@@ -86,7 +86,7 @@ def refreshed(page: Path, *, slow: bool = False) -> str:
     with tempfile.TemporaryDirectory(prefix="parallelsim-docs-") as folder:
         with contextlib.chdir(folder):
             text = FENCE.sub(current, page.read_text(encoding="utf-8"))
-        return PART.sub(lambda part: _current_part(part, slow), text)
+        return PART.sub(_current_part, text)
 
 
 def difference(page: Path, new: str) -> str:
@@ -102,15 +102,12 @@ def _same(old: str, new: str) -> bool:
     return WALL_TIME.sub("; T", old) == WALL_TIME.sub("; T", new)
 
 
-def _current_part(part: re.Match[str], slow: bool) -> str:
+def _current_part(part: re.Match[str]) -> str:
     """A generated part; a benchmark writes those that PARTS does not have."""
     name = part["name"]
     if name not in PARTS:
         return part[0]
-    make, takes_long = PARTS[name]
-    if takes_long and not slow:
-        return part[0]
-    return f"<!-- {name} -->\n{make()}\n<!-- end {name} -->"
+    return f"<!-- {name} -->\n{PARTS[name]()}\n<!-- end {name} -->"
 
 
 def _current_body(language: str, title: str | None, body: str, namespace: dict[str, Any]) -> str:
