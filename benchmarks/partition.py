@@ -128,9 +128,11 @@ def main() -> None:
     )
     for r in table:
         goal = f"{r['goal_ms']:6.0f}" if r["goal_ms"] else "     -"
+        # Of an even cut that does not fit in memory nothing can be gained.
+        gain = f"{100 * r['gain_frac']:5.1f}%" if r["gain_frac"] < 1 else "     -"
         print(
             f"{r['layers']:6d} {r['pp']:4d} {r['vpp']:3d}  {r['kind']:9s}  {r['memory']:6s} "
-            f"{r['recompute']:11s} {r['ms']:7.1f} {goal} {100 * r['gain_frac']:5.1f}% "
+            f"{r['recompute']:11s} {r['ms']:7.1f} {goal} {gain} "
             f"{r['recomputed']:6d} {'yes' if r['proven'] else 'no':6s} {r['ratio']:6.1f}"
         )
 

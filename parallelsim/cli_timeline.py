@@ -94,12 +94,20 @@ def _check_size(plan: Plan, kind: str) -> None:
 
 
 def _notes(inputs: Inputs, plan: Plan) -> list[str]:
-    from parallelsim.rules import explain
+    """What the plan's software does not run: its schedules are shown all the same.
 
-    return [
-        f"the plan cannot run: {message}"
-        for message in explain(inputs.model, inputs.cluster, inputs.framework, plan)
-    ]
+    Raises:
+        PlanError: the plan breaks another rule.
+    """
+    from parallelsim.errors import PlanError
+    from parallelsim.rules import RULES, explain
+
+    of_software = {rule.name for rule in RULES if rule.name.startswith("framework-")}
+    others = {rule.name for rule in RULES} - of_software
+    spec = (inputs.model, inputs.cluster, inputs.framework, plan)
+    if broken := explain(*spec, ignored=of_software):
+        raise PlanError(f"the plan cannot run: {'; '.join(broken)}")
+    return [f"the plan cannot run: {message}" for message in explain(*spec, ignored=others)]
 
 
 def _print(planned: PlanReplay) -> None:

@@ -53,7 +53,8 @@ def _asked_degree(
         given = ", ".join(str(v) for v in asked.values[name])
         shown = ", ".join(str(n) for n in possible[:12]) + (", ..." if len(possible) > 12 else "")
         raise PlanError(
-            f"{name}={given} cannot divide {cluster.num_gpus} GPUs here; it can be {shown}"
+            f"{name}={given} is not possible on {cluster.num_gpus} GPUs with this model; it can be "
+            f"{shown}"
         )
     return values
 

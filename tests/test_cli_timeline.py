@@ -167,3 +167,28 @@ def test_what_is_too_large_to_be_shown_is_not_replayed(
     result = run(*plan, "--global-batch-size", str(batch), "--output", str(file))
     assert "operations are more than the" in refused(result)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--pp", "8", "--layout", "free", "--chunk-layers", "4,4,4,4,4,4,4,5"), "33 layers"),
+        (("--pp", "4", "--schedule", "none"), "schedule none does not go with pp=4"),
+        (("--pp", "1", "--schedule", "1f1b"), "schedule 1f1b does not go with pp=1"),
+        (("--pp", "4", "--global-batch-size", "7"), "batch"),
+    ],
+)
+def test_a_plan_that_no_software_runs_is_refused(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    file = tmp_path / "x.json"
+    result = run("--model", "llama3-8b", "--gpus", "64", *words, "--output", str(file))
+    assert message in refused(result)
+    assert not file.exists()
+
+
+def test_a_schedule_that_the_software_lacks_is_shown_with_a_note(tmp_path: Path) -> None:
+    words = ("--model", "llama3-8b", "--gpus", "64", "--pp", "8", "--schedule", "zb-h1")
+    result = run(*words, "--output", str(tmp_path / "x.json"))
+    assert result.exit_code == 0
+    assert "megatron-core does not run the schedule zb-h1" in result.stderr

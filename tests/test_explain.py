@@ -233,7 +233,7 @@ def test_plan_answers_why_not(files: Path) -> None:
     assert "Why not pp=2: " in printed
     assert "% more than plan 1" in printed
     assert "25 query heads do not divide by tp=2" in printed
-    assert "Why not tp=3: tp=3 cannot divide 8 GPUs here" in printed
+    assert "Why not tp=3: tp=3 is not possible on 8 GPUs" in printed
     assert "Why not pp=2,vpp=7: 48 layers do not divide" in printed
     row = json.loads(run("plan", *args, "--why-not", "pp=2", "--json").stdout)["why_not"][0]
     assert row["verdict"] == "slower"

@@ -294,9 +294,10 @@ def counts(result: SearchResult) -> str:
 def _proof(result: SearchResult) -> str:
     if not result.proven:
         return "the best found, not proved"
+    proof = "plan 1 is proved the fastest safe one"
     if not result.num_cut:
-        return "plan 1 is proved the best of them"
-    proof = "none of them is faster than plan 1. Layers were cut freely (layout free) in "
+        return proof
+    proof += ". Layers were cut freely (layout free) in "
     if result.num_uncut:
         number = result.num_cut + result.num_uncut
         return f"{proof}{result.num_cut} of {number:,} plans that might gain by it"

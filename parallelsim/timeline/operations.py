@@ -257,6 +257,7 @@ def check_size(generator: Generator, size: Size) -> None:
     if min(size) < 1:
         raise PlanError(
             f"{generator.name}: pp, vpp and micro-batches must be at least 1, got {pp}, {vpp}, {m}"
+            + ("; the batch gives a replica no whole micro-batch" if m < 1 else "")
         )
     if pp > MAX_RANKS:
         raise PlanError(
