@@ -45,7 +45,8 @@ def explain_misfit(
         return EXIT_INTERRUPTED
     click.echo(inputs.header(search.memory_limit), err=True)
     if len(result.faster_but_tight) and not as_json:
-        click.echo(paragraph(f"No plan is safe; these are tight: {report.TIGHT_MEANS}"))
+        tight = result.faster_but_tight.take(slice(NUM_TIGHT_SHOWN))
+        click.echo(paragraph(f"No plan is safe; these are {report.tight_means(tight)}"))
         report.print_tight(result.faster_but_tight, None, 1, NUM_TIGHT_SHOWN)
         sys.stdout.flush()
     if result.reasons:

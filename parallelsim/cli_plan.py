@@ -172,11 +172,11 @@ def _print_plans(found: Answer, all_variants: bool) -> None:
         return
     sure = trust(result.plans)
     report.print_ranked(result.plans, sure, all_variants=all_variants)
-    if len(result.faster_but_tight):
-        click.echo("")
-        click.echo(paragraph(f"Faster but tight: {report.TIGHT_MEANS}"))
-        report.print_tight(result.faster_but_tight, best, len(result.plans) + 1, NUM_TIGHT_SHOWN)
     tight = result.faster_but_tight.take(slice(NUM_TIGHT_SHOWN))
+    if len(tight):
+        click.echo("")
+        click.echo(paragraph(f"Faster but {report.tight_means(tight)}"))
+        report.print_tight(result.faster_but_tight, best, len(result.plans) + 1, NUM_TIGHT_SHOWN)
     front = result.front if result.front is not None else result.plans.take(slice(0))
     if len(front):
         click.echo("\nNo safe plan that was tried beats these in both step time and memory:")

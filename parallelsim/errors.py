@@ -16,7 +16,7 @@ Messages are one line: what is wrong, where, and what to do. The program prints 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ParallelSimError(Exception):
@@ -39,10 +39,8 @@ class UnknownNameError(SpecError):
     """A catalogue name that does not exist, with the nearest ones that do."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        import difflib
-
         names = sorted(known)
-        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        near = nearest_names(name, names)
         if not near and len(name) > 2:
             near = [known_name for known_name in names if name.lower() in known_name][:3]
         others = f"see 'parallelsim {kind}s'"
@@ -53,6 +51,20 @@ class UnknownNameError(SpecError):
         super().__init__(f"unknown {kind} {shown!r}: {hint}")
         self.name = name
         self.nearest = tuple(near)
+
+
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three of the known names that are spelt like this one, the nearest first."""
+    import difflib
+
+    return difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+
+
+def none_of(what: str, value: object, known: Sequence[str]) -> str:
+    """``what`` must be one of the known names and is none; the nearest, where one is near."""
+    near = nearest_names(str(value), known)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{what} must be one of {', '.join(known)}, got {str(value)[:80]!r}{hint}"
 
 
 class PlanError(ParallelSimError):

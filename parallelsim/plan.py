@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelsim.errors import PlanError
+from parallelsim.errors import PlanError, none_of
 
 IntArray = NDArray[np.int64]
 
@@ -329,9 +329,7 @@ def check_field(name: str, value: object) -> None:
     elif kind is tuple:
         _check_list(name, value)
     elif value not in CHOICES[name]:
-        raise PlanError(
-            f"{name} must be one of {', '.join(CHOICES[name])}, got {str(value)[:80]!r}"
-        )
+        raise PlanError(none_of(name, value, CHOICES[name]))
 
 
 def _check_list(name: str, value: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from parallelsim.errors import PlanError
+from parallelsim.errors import PlanError, none_of
 from parallelsim.plan import CHOICES, PLAN_FIELDS
 
 Value = int | bool | str
@@ -28,8 +28,7 @@ class Asked:
                 raise PlanError(f"{name!r} is no field that a search can fix or limit")
             for value in values:
                 if name in CHOICES and value not in CHOICES[name]:
-                    known = ", ".join(CHOICES[name])
-                    raise PlanError(f"{name} must be one of {known}, got {str(value)[:60]!r}")
+                    raise PlanError(none_of(name, value, CHOICES[name]))
 
     def allowed(self, name: str, default: Iterable[Value], possible: Iterable[Value]) -> list[int]:
         """The default values, or those of the possible ones that the caller gave, as codes."""

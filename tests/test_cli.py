@@ -202,6 +202,7 @@ def test_sequence_lengths_may_be_written_with_k() -> None:
         (("plan", *SMALL, "--framework", "megatron"), 1, "megatron-core"),
         (("plan", *SMALL, "--fix", "tp=3"), 1, "divisors are 1, 2, 4, 8"),
         (("plan", *SMALL, "--fix", "tp=0"), 2, "tp must be between"),
+        (("plan", *SMALL, "--fix", "schedule=zb-1p"), 2, "did you mean zb-h1?"),
         (("plan", *SMALL, "--fix", "tp="), 2, "field=value"),
         (("plan", *SMALL, "--fix", "=="), 2, "field=value"),
         (("plan", *SMALL, "--fix", "tq=2"), 2, "did you mean"),

@@ -179,6 +179,12 @@ def test_tight_plans_are_called_what_they_are(planned: str) -> None:
     assert "they may run out of memory. P(fits) says how likely each is to fit" in text
 
 
+def test_plans_that_surely_fit_are_not_called_tight() -> None:
+    small = ("simulate", "-m", "gpt2-xl", "-n", "8", "--dp", "8", "-b", "8")
+    assert "memory: fits, above the memory limit" in run(*small, "--memory-limit", "0.01").stdout
+    assert "memory: fits, P(fits)" in run(*small).stdout
+
+
 def test_the_export_is_proposed_only_where_the_framework_is_launched_so() -> None:
     small = ("plan", "-m", "gpt2-xl", "-n", "8")
     assert "--to megatron" in run(*small).stderr

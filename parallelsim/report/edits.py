@@ -14,7 +14,6 @@ from parallelsim.report.documents import ranked_rows
 from parallelsim.report.explained import rank_words
 from parallelsim.report.labels import degrees, differences, step_interval
 from parallelsim.report.tables import paragraph
-from parallelsim.simulate import ZONES
 from parallelsim.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def compared_lines(compared: Compared) -> Iterator[str]:
     for message in compared.broken:
         yield f"It cannot run: {message}."
     if compared.place:
-        yield rank_words(compared.place, ZONES[int(run.zone[0])]) + "."
+        yield rank_words(compared.place, run) + "."
     if not len(compared.goal):
         yield "There is no safe plan to compare it with."
         return

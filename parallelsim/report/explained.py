@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from parallelsim.report.documents import ranked_rows
-from parallelsim.report.labels import degrees, differences, label, switches
+from parallelsim.report.labels import degrees, differences, label, switches, verdict
 from parallelsim.report.origins import origins
 from parallelsim.report.plans import memory_terms, time_terms
-from parallelsim.report.single import VERDICTS
 from parallelsim.report.tables import paragraph
 from parallelsim.simulate import ZONES
 from parallelsim.units import format_bytes, format_percent, format_seconds
@@ -51,7 +50,7 @@ def place_words(explanation: Explanation) -> str:
     if explanation.place is None:
         return "It has no rank: it cannot run."
     step = float(simulation.step_time_s[0])
-    words = rank_words(explanation.place, ZONES[int(simulation.zone[0])])
+    words = rank_words(explanation.place, simulation)
     if not len(found.plans):
         return f"{words}: {format_seconds(step)} a step."
     first, ahead = found.plans.plans.plan(0), float(found.plans.step_time_s[0])
@@ -65,14 +64,16 @@ def place_words(explanation: Explanation) -> str:
     )
 
 
-def rank_words(place: Place, zone: str) -> str:
+def rank_words(place: Place, simulation: Simulation) -> str:
     """``Rank 6 of 59,424 safe plans``, said otherwise where the plan itself is not safe."""
     about = "" if place.exact else "about "
     of = f"{about}{place.rank:,} of {place.num_safe:,} safe plans"
+    zone = ZONES[int(simulation.zone[0])]
     if zone == "safe":
         return f"Rank {of}" + ("" if place.exact else " (by the closed forms)")
-    verdict = "It does not fit" if zone == "out" else f"It is {VERDICTS[zone]}"
-    return f"{verdict}; by its time it would rank {of}"
+    words = verdict(zone, float(simulation.p_fits[0]))
+    words = f"It is {words}" if words.startswith("tight") else f"It {words}"
+    return f"{words}; by its time it would rank {of}"
 
 
 def print_terms(simulation: Simulation) -> None:
@@ -102,7 +103,7 @@ def memory_words(simulation: Simulation) -> str:
         f"Memory: {format_bytes(float(simulation.peak_memory_bytes[0]))} of "
         f"{format_bytes(simulation.memory_capacity_bytes)} on stage "
         f"{int(simulation.fullest_stage[0])} ({float(simulation.memory_use_frac[0]):.0%}, "
-        f"{VERDICTS[zone]}): {most}."
+        f"{verdict(zone, float(simulation.p_fits[0]))}): {most}."
     )
 
 
@@ -134,8 +135,8 @@ def _change(one: Tried, plan: object) -> str:
     gain = f"{abs(one.gain_frac):.1%} {'less' if one.gain_frac >= 0 else 'more'}"
     use = f"{float(after.memory_use_frac[0]):.0%} of memory"
     zone = ZONES[int(after.zone[0])]
-    verdict = "" if zone == "safe" else f", {zone}"
-    return f"{words}: {format_seconds(float(after.step_time_s[0]))}, {gain}, {use}{verdict}"
+    risk = "" if zone == "safe" else f", {zone}"
+    return f"{words}: {format_seconds(float(after.step_time_s[0]))}, {gain}, {use}{risk}"
 
 
 def print_why_not(answers: Sequence[WhyNot]) -> None:

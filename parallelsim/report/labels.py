@@ -35,6 +35,8 @@ MEMORY_LABELS: Mapping[str, str] = {
     "fragmentation_bytes": "fragmentation",
     "constant_bytes": "constant (CUDA, NCCL)",
 }
+SURE_TO_FIT = 0.995
+"""P(fits) that is printed as 100 %."""
 USEFUL_TIME = frozenset({"gemm_s", "attention_s", "memory_bound_s", "head_s"})
 """Terms that one GPU alone would pay too; all others are losses."""
 
@@ -137,3 +139,14 @@ def _word(value: int | bool | str | list[int]) -> str:
     if isinstance(value, list):
         return f"[{cut_words(value)}]" if value else "none"
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def verdict(zone: str, p_fits: float) -> str:
+    """Whether a plan fits, in words."""
+    if zone == "safe":
+        return "fits"
+    if zone == "out":
+        return "does not fit"
+    if p_fits >= SURE_TO_FIT:
+        return "fits, above the memory limit"
+    return "tight: run three steps first"

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelsim.plan import Plan
-from parallelsim.report.labels import cut_words, degrees, label, largest_loss, step_interval
+from parallelsim.report.labels import (
+    SURE_TO_FIT,
+    cut_words,
+    degrees,
+    label,
+    largest_loss,
+    step_interval,
+)
 from parallelsim.report.tables import Column, print_line, print_table
 from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
 
@@ -38,7 +45,6 @@ OVERLAP_MARK = "o"
 """Behind the degree of expert parallelism: how, and that its exchange is overlapped."""
 
 MAX_CUTS_SHOWN = 2
-TIGHT_MEANS = "they may run out of memory. P(fits) says how likely each is to fit; run three steps."
 _NEAR_FIELDS = frozenset(
     {
         "vpp",
@@ -182,6 +188,14 @@ def without_near_variants(simulation: Simulation, at_most: int = 2) -> list[int]
         if seen[key] <= at_most:
             shown.append(index)
     return shown
+
+
+def tight_means(simulation: Simulation) -> str:
+    """What plans beyond the memory limit are, and what they risk."""
+    if (simulation.p_fits >= SURE_TO_FIT).all():
+        return "above the memory limit: P(fits) says how likely each is to fit."
+    risk = "they may run out of memory. P(fits) says how likely each is to fit; run three steps."
+    return f"tight: {risk}"
 
 
 def print_tight(

@@ -15,6 +15,7 @@ from parallelsim.report.labels import (
     label,
     step_interval,
     switches,
+    verdict,
 )
 from parallelsim.report.tables import GAP, Column, paragraph, print_table
 from parallelsim.simulate import ZONES
@@ -36,12 +37,6 @@ _SHORT_MEMORY = {
     "fragmentation_bytes": "fragm",
     "constant_bytes": "const",
 }
-VERDICTS = {
-    "safe": "fits",
-    "tight": "tight: run three steps first",
-    "out": "does not fit",
-}
-
 _SHORT_VERDICTS = {"safe": "fits", "tight": "tight", "out": "too large"}
 
 
@@ -55,7 +50,7 @@ def print_simulation(simulation: Simulation, broken: Sequence[str]) -> None:
         click.echo(f"cannot run: {message}")
     use = format_percent(row["memory_use_frac"])
     click.echo(
-        f"memory: {VERDICTS[row['zone']]}, P(fits) {row['p_fits']:.0%}\n"
+        f"memory: {verdict(row['zone'], row['p_fits'])}, P(fits) {row['p_fits']:.0%}\n"
         f"        the fullest stage, {row['fullest_stage']}, needs "
         f"{format_bytes(row['peak_memory_bytes'])} of "
         f"{format_bytes(row['memory_capacity_bytes'])} ({use})"
