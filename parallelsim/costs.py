@@ -40,19 +40,11 @@ class CostTable:
         self.model, self.cluster, self.framework = model, cluster, framework
         self.network = Network(cluster)
         columns = _key_columns(plans)
-        self._values = [_distinct(column) for column in columns]
-        self._strides = _strides([len(values) for values in self._values])
-        self._luts = [
-            _lookup(v, stride) for v, stride in zip(self._values, self._strides, strict=True)
-        ]
-        codes = self._codes(columns)
-        self._present = _distinct(codes)
-        self._compact = _lookup(self._present, 1)
-        digits = [
-            values[self._present // stride % len(values)]
-            for values, stride in zip(self._values, self._strides, strict=True)
-        ]
-        keys = OperatorKeys(*digits)
+        self._rows = _Rows(columns)
+        rows = self._rows.of(columns)
+        example = np.zeros(len(self._rows), np.int64)
+        example[rows] = np.arange(len(rows))
+        keys = OperatorKeys(*(column[example] for column in columns))
         inputs = (model, self.network, framework, keys)
         self.layer = layer_costs(model.main_kinds, *inputs)
         self.edge = with_custom_edges(edge_costs(*inputs), *inputs)
@@ -66,24 +58,80 @@ class CostTable:
         )
 
     def __len__(self) -> int:
-        return len(self._present)
+        return len(self._rows)
 
     def rows(self, plans: PlanBatch) -> IntArray:
         """Row of each plan, shape [P]; every plan's key must have been among the constructor's."""
-        return _find(self._compact, self._codes(_key_columns(plans)))
+        return self._rows.of(_key_columns(plans))
 
-    def _codes(self, columns: list[IntArray]) -> IntArray:
-        total = _find(self._luts[0], columns[0])
-        for lut, column in zip(self._luts[1:], columns[1:], strict=True):
-            if len(lut[0]) > 1:
-                total = total + _find(lut, column)
-        return total
-
-
-Lookup = tuple[IntArray, IntArray | None, int]
-"""(distinct values, position by value where that is small, stride)."""
 
 SMALL = 1 << 20
+
+
+class _Rows:
+    """Numbers the distinct combinations of columns, from 0.
+
+    Positions among a column's values are the digits of a code, and codes are looked up in a table;
+    where there are too many, those of some columns are numbered first.
+    """
+
+    def __init__(self, columns: list[IntArray]) -> None:
+        self._stages: list[tuple[list[tuple[int, _Lookup]], _Lookup]] = []
+        """Columns whose digits make a code, and the numbers of the codes that occur."""
+        self._size = size = 1
+        digits: list[tuple[int, _Lookup]] = []
+        for place, column in enumerate(columns):
+            values = _distinct(column)
+            if size * len(values) > SMALL and digits:
+                self._add(digits, columns)
+                digits, size = [], self._size
+            if len(values) > 1:
+                digits.append((place, _Lookup(values, size)))
+                size *= len(values)
+        self._add(digits, columns)
+
+    def _add(self, digits: list[tuple[int, _Lookup]], columns: list[IntArray]) -> None:
+        codes = _distinct(self._codes(digits, columns, self.of(columns)))
+        self._stages.append((digits, _Lookup(codes, 1)))
+        self._size = len(codes)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def of(self, columns: list[IntArray]) -> IntArray:
+        """The number of each combination, shape [P]."""
+        numbers = np.zeros(len(columns[0]), np.int64)
+        for digits, of_codes in self._stages:
+            numbers = of_codes.find(self._codes(digits, columns, numbers))
+        return numbers
+
+    def _codes(
+        self, digits: list[tuple[int, _Lookup]], columns: list[IntArray], numbers: IntArray
+    ) -> IntArray:
+        for place, lookup in digits:
+            numbers = numbers + lookup.find(columns[place])
+        return numbers
+
+
+class _Lookup:
+    """Position among distinct values, times a stride."""
+
+    def __init__(self, values: IntArray, stride: int) -> None:
+        self._values, self._stride = values, stride
+        top = int(values[-1]) if len(values) else 0
+        self._is_position = top == len(values) - 1
+        self._table: IntArray | None = None
+        if top < SMALL and len(values):
+            self._table = np.zeros(top + 1, np.int64)
+            self._table[values] = np.arange(len(values)) * stride
+
+    def find(self, column: IntArray) -> IntArray:
+        """Of each value."""
+        if self._is_position:
+            return column * self._stride
+        if self._table is None:
+            return np.searchsorted(self._values, column) * self._stride
+        return self._table.take(column)
 
 
 def _key_columns(plans: PlanBatch) -> list[IntArray]:
@@ -104,7 +152,7 @@ def _key_columns(plans: PlanBatch) -> list[IntArray]:
         plans.moe_dispatcher,
         plans.ep_comm_overlap,
         plans.compile,
-        np.where(plans.recompute == SELECTIVE, 1 + plans.recompute_modules, 0),
+        (plans.recompute == SELECTIVE) * (1 + plans.recompute_modules),
     ]
 
 
@@ -112,34 +160,11 @@ def _distinct(column: IntArray) -> IntArray:
     """Sorted distinct values; by marking where the values are small, which is far faster than
     sorting.
     """
-    if len(column) == 0:
-        return column
+    if len(column) == 0 or column.strides == (0,):
+        return column[:1]
     top = int(column.max())
     if top >= SMALL:
         return np.unique(column)
     mark = np.zeros(top + 1, bool)
     mark[column] = True
     return np.flatnonzero(mark)
-
-
-def _lookup(values: IntArray, stride: int) -> Lookup:
-    if len(values) == 0 or int(values[-1]) >= SMALL:
-        return values, None, stride
-    table = np.zeros(int(values[-1]) + 1, np.int64)
-    table[values] = np.arange(len(values)) * stride
-    return values, table, stride
-
-
-def _find(lookup: Lookup, column: IntArray) -> IntArray:
-    values, table, stride = lookup
-    if table is None:
-        return np.searchsorted(values, column) * stride
-    return table.take(column)
-
-
-def _strides(sizes: list[int]) -> list[int]:
-    strides, total = [], 1
-    for size in sizes:
-        strides.append(total)
-        total *= size
-    return strides

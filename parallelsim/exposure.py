@@ -13,6 +13,7 @@ from parallelsim.framework import OverlapFacts
 from parallelsim.model import ModelSpec
 from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, IntArray, OperatorKeys
 from parallelsim.plan import code
+from parallelsim.plan_batch import by_code
 from parallelsim.sublayers.work import Collective, Exchange
 
 RING_HOP_S = 15.1e-6
@@ -247,7 +248,7 @@ def data_parallel_exposed(
     budget = overlap.dp_overlap_efficiency * window * micro_batch_s
 
     def exposed(time: FloatArray, share: float, overlapped: IntArray) -> FloatArray:
-        least = np.array([1.0, overlap.dp_exposed_floor]).take(overlapped)
+        least = by_code(np.array([1.0, overlap.dp_exposed_floor]), overlapped)
         behind = np.where(overlapped > 0, share * budget, 0.0)  # the budget may be infinite
         return np.maximum(time - behind, least * time)
 

@@ -15,7 +15,7 @@ from parallelsim.operators import IS_FP8, NARROW_BYTES, FloatArray, IntArray
 from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes, owners
 from parallelsim.pipeline import PIPEDREAM_2BW
 from parallelsim.plan import GRAD_DTYPES, PRECISIONS, code
-from parallelsim.plan_batch import PlanBatch, largest
+from parallelsim.plan_batch import PlanBatch, by_code, largest
 from parallelsim.stages import Columns, leading_at_ends
 
 FP32 = code("grad_dtype", "fp32")
@@ -140,7 +140,7 @@ def _alive_bytes(
     everything.
     """
     freed = plans.reshard_after_forward > 0
-    width = PARAMETER_WIDTH.take(plans.precision)
+    width = by_code(PARAMETER_WIDTH, plans.precision)
     width = np.where((plans.zero == 3) & (columns.shards > plans.dp_replicate), width, 0.0)
     gathered = np.minimum(columns.layers.first, 2) * layer_parameters + edge_parameters
     gathered = np.where(freed, gathered, 0.0)
@@ -158,8 +158,8 @@ def _kept_bytes(
     stay = (plans.zero == 3) & (plans.reshard_after_forward == 0) & (shards > plans.dp_replicate)
     if not stay.any():
         return 0.0, 0.0
-    wide = PARAMETER_WIDTH.take(plans.precision)
-    gradient = GRADIENT_WIDTH.take(plans.grad_dtype)
+    wide = by_code(PARAMETER_WIDTH, plans.precision)
+    gradient = by_code(GRADIENT_WIDTH, plans.grad_dtype)
     return np.where(stay, wide, 0.0), np.where(stay & (plans.pp > 1), gradient, 0.0)
 
 
@@ -172,21 +172,21 @@ def _state_bytes(
     frozen: bool,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Resident bytes of a parameter, its gradient and its optimizer, sharded over ``shards``."""
-    parameter_bytes = _parameter_bytes(facts, frozen=frozen).take(plans.precision)
+    parameter_bytes = by_code(_parameter_bytes(facts, frozen=frozen), plans.precision)
     if largest(plans.fp8_param_gather) and not frozen:
         spared = parameter_bytes - _spared_bytes(facts)
         parameter_bytes = np.where(plans.fp8_param_gather != 0, spared, parameter_bytes)
     if largest(plans.schedule) >= PIPEDREAM_2BW:
         parameter_bytes = parameter_bytes * (1 + (plans.schedule == PIPEDREAM_2BW))
-    gradient_bytes = _gradient_bytes(facts).take(plans.grad_dtype)
+    gradient_bytes = by_code(_gradient_bytes(facts), plans.grad_dtype)
     if largest(plans.zero) >= 2:
         kept = _kept_bytes(plans, shards)
         shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
         gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0) + kept[1]
         parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0) + kept[0]
-    optimizer_bytes = _optimizer_bytes(facts).take(plans.precision)
+    optimizer_bytes = by_code(_optimizer_bytes(facts), plans.precision)
     if largest(plans.optimizer):
-        saved = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])
+        saved = facts.optimizer_bytes * (1 - by_code(OPTIMIZER_STATE_FRAC, plans.optimizer))
         optimizer_bytes = optimizer_bytes - saved
     if largest(plans.optimizer_offload_pct):
         optimizer_bytes = optimizer_bytes * (1 - plans.optimizer_offload_pct / 100)
@@ -264,7 +264,7 @@ def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -
     quantizes them afterwards (Megatron-LM d98e8a64, core/distributed/param_and_grad_buffer.py
     _post_param_sync with reuse_grad_buf_for_mxfp8_param_ag).
     """
-    wide = PARAMETER_WIDTH.take(plans.precision)
+    wide = by_code(PARAMETER_WIDTH, plans.precision)
     if not largest(plans.fp8_param_gather):
         return wide * most_parameters(held, columns)
     narrow = gathered_width(plans)
@@ -283,7 +283,7 @@ def gathered_expert_bytes(experts: ExpertStates, plans: PlanBatch, columns: Colu
 
 def gathered_width(plans: PlanBatch) -> FloatArray:
     """Bytes in which a parameter of a layer is gathered."""
-    wide = PARAMETER_WIDTH.take(plans.precision)
+    wide = by_code(PARAMETER_WIDTH, plans.precision)
     if not largest(plans.fp8_param_gather):
         return wide
     narrow = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)

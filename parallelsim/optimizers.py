@@ -10,7 +10,7 @@ from parallelsim.costs import CostTable
 from parallelsim.framework import MemoryFacts
 from parallelsim.operators import FP32, IS_FP8, FloatArray
 from parallelsim.plan import code
-from parallelsim.plan_batch import PlanBatch, largest
+from parallelsim.plan_batch import PlanBatch, by_code, largest
 
 MXFP8 = code("precision", "mxfp8")
 MUON = code("optimizer", "muon")
@@ -47,7 +47,7 @@ def edge_optimizer_bytes(
     """Bytes that Muon adds for a parameter of embedding and head, which keep Adam's moments."""
     if not largest(plans.optimizer):
         return 0.0
-    added = facts.optimizer_bytes * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer])
+    added = facts.optimizer_bytes * (1 - by_code(OPTIMIZER_STATE_FRAC, plans.optimizer))
     shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
     added = added / owners(plans, shards * copies)
     return np.where(plans.optimizer == MUON, added, 0.0)
@@ -55,7 +55,7 @@ def edge_optimizer_bytes(
 
 def _cast_bytes(plans: PlanBatch) -> FloatArray:
     """Moved for each resident parameter when the optimizer has stepped, shape [P]."""
-    cast = np.where(IS_FP8, CAST_BYTES_FP8, CAST_BYTES).take(plans.precision)
+    cast = by_code(np.where(IS_FP8, CAST_BYTES_FP8, CAST_BYTES), plans.precision)
     if not largest(plans.fp8_param_gather):
         return cast
     arrives_in_fp8 = (plans.fp8_param_gather != 0) & (plans.precision != MXFP8)
@@ -104,7 +104,7 @@ def optimizer_time(
     moved = ADAM_BYTES * owned + _cast_bytes(plans) * resident
     if not largest(plans.optimizer):
         return np.maximum(moved / rate, host_step_time(table.cluster, on_host, plans))
-    moved = moved - ADAM_STATE_BYTES * (1 - OPTIMIZER_STATE_FRAC[plans.optimizer]) * owned
+    moved = moved - ADAM_STATE_BYTES * (1 - by_code(OPTIMIZER_STATE_FRAC, plans.optimizer)) * owned
     flops = NEWTON_SCHULZ_STEPS * 6.0 * table.model.hidden_size * owned
     sustained = gemm_rates(accelerator, table.framework).flops[code("precision", "bf16")]
     return np.asarray(moved / rate + np.where(plans.optimizer == MUON, flops / sustained, 0.0))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallelsim.plan import CHOICES, FIELD_TYPES, NO_CUTS, PLAN_FIELDS, Cuts, IntArray, Plan
 
@@ -114,8 +115,10 @@ class PlanBatch:
 
         A column that is one number seen P times stays one.
         """
-        first = self.tp[index]
         columns = {name: getattr(self, name) for name in PLAN_FIELDS}
+        if isinstance(index, slice):  # of one number seen often, a slice is one
+            return PlanBatch(**{k: c[index] for k, c in columns.items()}, cuts=self.cuts)
+        first = self.tp[index]
         return PlanBatch(
             **{
                 name: np.broadcast_to(column[:1].reshape(-1), first.shape)
@@ -125,6 +128,12 @@ class PlanBatch:
             },
             cuts=self.cuts,
         )
+
+    def folded(self) -> PlanBatch:
+        """The same plans; a column of equal numbers becomes one number seen P times, which is
+        fastest to compute with.
+        """
+        return PlanBatch(**{k: _folded(getattr(self, k)) for k in PLAN_FIELDS}, cuts=self.cuts)
 
     def plan(self, index: int) -> Plan:
         """The plan at one position."""
@@ -143,9 +152,25 @@ class PlanBatch:
 
 def largest(column: IntArray) -> int:
     """The largest value of a field, 0 of no plans."""
-    if column.strides == (0,):
-        column = column[:1]
-    return int(column.max(initial=0))
+    if len(column) == 0:
+        return 0
+    return int(column[0] if column.strides == (0,) else column.max())
+
+
+def by_code(values: NDArray[Any], codes: IntArray) -> NDArray[Any]:
+    """``values[codes]``; one number seen P times where the codes are one."""
+    if codes.strides == (0,) and len(codes):
+        return np.broadcast_to(values[codes[0]], codes.shape)
+    return values.take(codes)
+
+
+def _folded(column: IntArray) -> IntArray:
+    if len(column) == 0 or column.strides == (0,) or column[0] != column[-1]:
+        return column
+    head = column[:64]
+    if (head != head[0]).any() or (column != head[0]).any():
+        return column
+    return np.broadcast_to(head[0], column.shape)
 
 
 def _joined(columns: Sequence[IntArray]) -> IntArray:

@@ -17,7 +17,7 @@ from parallelsim.costs import CostTable
 from parallelsim.exposure import DataParallel
 from parallelsim.memory_states import GRADIENT_WIDTH, PARAMETER_WIDTH, States, gathered_width
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan_batch import PlanBatch, largest
+from parallelsim.plan_batch import PlanBatch, by_code, largest
 from parallelsim.stages import Columns, StageLayers
 
 
@@ -116,7 +116,7 @@ def _of_all_stages(layers: StageLayers, columns: Columns) -> FloatArray:
 def _layer_traffic(table: CostTable, plans: PlanBatch, columns: Columns, held: States) -> Traffic:
     """Of one layer, routed experts by themselves: other ranks hold copies of them."""
     width = gathered_width(plans)
-    gradient = GRADIENT_WIDTH.take(plans.grad_dtype)
+    gradient = by_code(GRADIENT_WIDTH, plans.grad_dtype)
 
     def traffic(
         parameters: FloatArray, trained: FloatArray, ranks: FloatArray, stride: IntArray
@@ -138,9 +138,9 @@ def _layer_traffic(table: CostTable, plans: PlanBatch, columns: Columns, held: S
 def _edge_traffic(table: CostTable, rows: IntArray, plans: PlanBatch) -> Traffic:
     """Of the embedding, and of the output matrix where it is the same."""
     parameters = table.edge.embedding_parameters[rows]
-    gradient = GRADIENT_WIDTH.take(plans.grad_dtype)
+    gradient = by_code(GRADIENT_WIDTH, plans.grad_dtype)
     shards = (plans.dp * plans.cp).astype(np.float64)
     trained = 0.0 if table.model.lora else parameters
-    wide = PARAMETER_WIDTH.take(plans.precision)
+    wide = by_code(PARAMETER_WIDTH, plans.precision)
     moved = (wide * parameters, gradient * trained)
     return unit_traffic(table.network, plans, shards, plans.tp, *moved)

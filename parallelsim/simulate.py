@@ -229,11 +229,12 @@ def simulate(
     if isinstance(plans, Plan):
         plans = [plans]
     batch = plans if isinstance(plans, PlanBatch) else PlanBatch.from_plans(plans)
-    table = table or CostTable(model, cluster, framework, batch)
+    folded = batch.folded()
+    table = table or CostTable(model, cluster, framework, folded)
     outputs = _Outputs(table, len(batch), memory_limit)
     for start in range(0, len(batch), BLOCK):
         part = slice(start, start + BLOCK)
-        outputs.fill(part, batch.take(part))
+        outputs.fill(part, folded.take(part))
     return outputs.simulation(batch)
 
 
@@ -262,7 +263,7 @@ def by_block(
     *functions: Callable[[CostTable, IntArray, PlanBatch, Columns, States], FloatArray],
 ) -> list[FloatArray]:
     """What each function gives for every plan, shape [P] each, a block at a time."""
-    results = [np.empty(len(plans)) for _ in functions]
+    results, plans = [np.empty(len(plans)) for _ in functions], plans.folded()
     for start in range(0, len(plans), BLOCK):
         part = slice(start, start + BLOCK)
         block = plans.take(part)

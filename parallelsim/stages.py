@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray
 from parallelsim.plan import LAYOUTS, MAX_DEGREE, TWO_WAY, WAVES, code
-from parallelsim.plan_batch import PlanBatch, largest
+from parallelsim.plan_batch import PlanBatch, by_code, largest
 
 EMBEDDING, LOSS, BOTH, FIRST_LAST = (
     code("layout", name) for name in ("embedding", "loss", "embedding-loss", "first-last")
@@ -52,8 +52,8 @@ def stage_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
     that does not divide gives fractions: the rules refuse such plans, the formulas stay defined.
     """
     pp = plans.pp
-    counts_embedding = COUNTS_EMBEDDING.take(plans.layout)
-    counts_loss = COUNTS_LOSS.take(plans.layout)
+    counts_embedding = by_code(COUNTS_EMBEDDING, plans.layout)
+    counts_loss = by_code(COUNTS_LOSS, plans.layout)
     slots = (num_layers + counts_embedding + counts_loss) / pp
     first, middle, last = slots - counts_embedding, slots, slots - counts_loss
     uneven = np.flatnonzero(plans.layout == FIRST_LAST)

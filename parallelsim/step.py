@@ -29,7 +29,7 @@ from parallelsim.memory_states import (
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.optimizers import optimizer_time
 from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
-from parallelsim.plan_batch import PlanBatch, largest
+from parallelsim.plan_batch import PlanBatch, by_code, largest
 from parallelsim.sharded import shard_ranks, sharded_exposed
 from parallelsim.stage_seconds import schedule_seconds
 from parallelsim.stages import Columns, leading_at_ends
@@ -195,7 +195,7 @@ def after_stages(
     busy = pipeline.steady_s + p2p + pipeline.bubble_s + dp + optimizer + per_micro_batch + offload
     overlap = framework.overlap
     slopes = overlap.straggler_per_doubling, overlap.straggler_per_doubling_fp8
-    slope = np.where(IS_FP8, slopes[1], slopes[0]).take(plans.precision)
+    slope = by_code(np.where(IS_FP8, slopes[1], slopes[0]), plans.precision)
     straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
     overhead = per_micro_batch + framework.host.step_s
     steady, bubble = pipeline.steady_s, pipeline.bubble_s
@@ -229,7 +229,7 @@ def _synchronized(
             table.network,
             num_ranks=ranks,
             stride=stride,
-            gradient_bytes=GRADIENT_WIDTH.take(plans.grad_dtype) * held,
+            gradient_bytes=by_code(GRADIENT_WIDTH, plans.grad_dtype) * held,
             parameter_bytes=gathered,
             zero=plans.zero,
             overlap_grad_reduce=plans.overlap_grad_reduce,
