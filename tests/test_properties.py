@@ -9,9 +9,10 @@ from random_plans import valid_plans
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
+from parallelsim.costs import CostTable
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan
+from parallelsim.plan import CHOICES, Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.rules import obeys_rules
 from parallelsim.simulate import Simulation, simulate
@@ -97,6 +98,33 @@ def test_a_plan_does_not_depend_on_its_neighbours(setting: tuple[str, str]) -> N
     part = _arrays(simulate(model, cluster, framework, plans[::-3]))
     for name, values in whole.items():
         assert values[::-3].tobytes() == part[name].tobytes(), name
+
+
+def test_every_combination_of_shapes_has_its_row_of_costs() -> None:
+    """Also where the values' product is far more than the plans: 2 million for 300."""
+    random, size = np.random.default_rng(1), 300
+    keys = {
+        "tp": random.choice([1, 2, 4, 8], size),
+        "cp": random.choice([1, 2, 4, 8, 16], size),
+        "micro_batch_size": random.integers(1, 17, size),
+        "ep": random.choice([1, 2, 4, 8], size),
+        "etp": random.choice([1, 2, 4, 8], size),
+        "moe_dispatcher": random.integers(0, 3, size),
+        "recompute": random.integers(0, 2, size),
+        "recompute_modules": random.integers(0, 8, size),
+        **{
+            switch: random.integers(0, 2, size)
+            for switch in ("cuda_graphs", "compile", "sequence_parallel", "ep_comm_overlap")
+        },
+    }
+    plans = PlanBatch.from_columns(size, keys)
+    inputs = load_model("mixtral-8x7b"), load_cluster("hgx-h100", 64), load_framework("nanotron")
+    table = CostTable(*inputs, plans)
+    keys["recompute_modules"] *= keys["recompute"] == CHOICES["recompute"].index("selective")
+    known: dict[tuple[int, ...], int] = {}
+    for key, row in zip(zip(*keys.values(), strict=True), table.rows(plans), strict=True):
+        assert known.setdefault(key, row) == row
+    assert sorted(known.values()) == list(range(len(table)))
 
 
 @each_setting
