@@ -12,9 +12,10 @@ from parallelsim.model import ModelSpec
 
 def known_as(model: ModelSpec, *, has_vocabulary: bool = True) -> list[ModelSpec]:
     """The models of the catalogue that train as this one does; those with its base of RoPE where
-    there are such.
+    there are such, and first those for sequences as long as its.
     """
     alike = [known for known in _catalogue() if are_alike(known, model, has_vocabulary)]
+    alike.sort(key=lambda known: known.max_seq_length < model.seq_length)
     return [known for known in alike if known.rotary_base == model.rotary_base] or alike
 
 

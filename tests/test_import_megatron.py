@@ -115,6 +115,9 @@ ARGS=(
   "--split '99,1,0'" '--note' 'one $TP'
 )
 ARGS+=("${EXTRA[@]}" --cp=$CP)
+declare -A SIZE=([small]=2 [big]=$((TP > 4 ? TP * 2 : 0))) && SIZE[huge]="3 4"
+let VP=1+1; ((VP = VP * 2)); if ((VP += 1)); then ARGS+=("$VP" $[2**VP - VP] "${10:-ten}"); fi
+ARGS+=(${SIZE[$KIND]} "${SIZE[huge]}")
 [ "$TP" = 8 ] && ARGS+=(--sequence-parallel) || ARGS+=(--wrong)
 [[ $KIND == b* ]] || exit 3
 mkdir -p "/tmp" || { echo "no"; exit 1; }
@@ -187,7 +190,14 @@ def test_layers_that_the_catalogue_does_not_have_become_a_model_of_their_own() -
             f"a pretrain_gpt.py {BARE}\nb pretrain_gpt.py {BARE} --bf16 -x",
             "several runs (lines 1, 2)",
         ),
-        (f"torchrun pretrain_bert.py {BARE}", "pretrain_bert.py trains no decoder"),
+        (
+            f"torchrun pretrain_vlm.py {BARE}",
+            "that its flags do not describe; name one with --model",
+        ),
+        (
+            f"torchrun pretrain_gpt.py {BARE} --train-iters $((N * 2)) --num-experts $((N * 2))",
+            "$N",
+        ),
         ("if true; then torchrun", "the if of line 1 has no fi"),
         ("A='never closed", "that starts in line 1 does not end"),
         ("cat <<EOF\nnever closed", "here-document << EOF that starts in line 2 does not end"),

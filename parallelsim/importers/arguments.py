@@ -10,6 +10,15 @@ from parallelsim.errors import SpecError
 from parallelsim.importers.bash_expand import unset_names, without_unset
 
 MAX_SHOWN = 40
+OLDER_NAMES = {
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--batch-size": "--micro-batch-size",
+    "--activations-checkpoint-num-layers": "--recompute-num-layers",
+    "--checkpoint-num-layers": "--recompute-num-layers",
+    "--encoder-num-layers": "--num-layers",
+    "--encoder-seq-length": "--seq-length",
+}
+"""Of flags: in releases before 2022 and in forks of those, and where there is a decoder as well."""
 HARMLESS = (
     *("--adam-", "--async-save", "--attention-softmax-in-fp32", "--calculate-per-token-loss"),
     *("--check-for-nan", "--ckpt-", "--clip-grad", "--create-attention-mask", "--data-", "--dist-"),
@@ -20,7 +29,8 @@ HARMLESS = (
     *("--loss-scale", "--lr", "--lr-", "--make-vocab-size-divisible-by", "--merge-file"),
     *("--min-loss-scale", "--min-lr", "--mock-data", "--moe-aux-loss-coeff", "--moe-per-layer-"),
     *("--moe-router-bias-update-rate", "--moe-router-force-load-balancing"),
-    *("--moe-router-load-balancing-type", "--moe-z-loss-coeff", "--mscale", "--mtp-loss-"),
+    *("--moe-router-load-balancing-type", "--moe-z-loss-coeff", "--mscale", "--mscale-"),
+    *("--mtp-loss-",),
     *("--muon-", "--norm-epsilon", "--layernorm-epsilon", "--no-check-for-nan-in-loss-and-grad"),
     *("--no-create-attention-mask-in-dataloader", "--no-data-sharding", "--no-load-"),
     *("--no-mmap-bin-files", "--no-one-logger", "--no-save-", "--no-position-embedding"),
@@ -41,6 +51,10 @@ HARMLESS = (
     ),
     *("--fp8-amax-", "--fp8-margin", "--fp8-interval", "--init-model-with-meta-device"),
     *("--use-dist-ckpt", "--warmup", "--use-pytorch-profiler", "--record-memory-history"),
+    *("--abort-on-unmet-fused-kernel-constraints", "--dataset", "--deepspeed-config"),
+    *("--extra-vocab-size", "--kill-switch-path"),
+    *("--patch-tokenizer-type", "--scatter-gather-tensors-in-pipeline"),
+    *("--no-pipeline-parallel", "--sync-tp-duplicated-parameters"),
     *("--export-force-local-attention", "--replication", "--skip-train", "--iterations-to-skip"),
 )
 """Flags, and beginnings of flags that end in ``-``, that change neither time nor memory of a step,
@@ -60,7 +74,8 @@ NOT_MODELLED = (
     *("--no-overlap-p2p-communication", "--overlap-p2p-communication-warmup-flush"),
     *("--overlap-param-gather-with-optimizer-step", "--pipeline-model-parallel-comm-backend"),
     *("--tp-comm-overlap-cfg", "--tp-comm-split-ag", "--use-nccl-ub", "--use-torch-fsdp2"),
-    *("--use-tp-pp-dp-mapping",),
+    *("--use-tp-pp-dp-mapping", "--no-async-tensor-model-parallel-allreduce"),
+    *("--partition-activations", "--cpu-optimizer"),
 )
 """Flags that may change time or memory, and that no field of a plan says."""
 
@@ -85,6 +100,7 @@ class Arguments:
             flag, equals, value = word.partition("=")
             if re.fullmatch(r"--[A-Za-z][\w-]*", flag):
                 flag = "--" + flag[2:].replace("_", "-")
+                flag = OLDER_NAMES.get(flag, flag)
                 current = [value] if equals else []
                 values.setdefault(flag, []).append(current)
             elif current is not None and word:

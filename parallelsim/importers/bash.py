@@ -22,10 +22,14 @@ from parallelsim.importers.bash_words import Token, tokens
 MAX_DEPTH = 20
 """Functions and shells inside each other."""
 SHELLS = ("bash", "sh", "sbatch", "srun")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[[^]]+\])?)(\+?)=(.*)", re.S)
+_ELEMENT = re.compile(r"\[([^]]+)\]=(.*)", re.S)
+"""Of an associative array."""
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _PREFIXES = ("exec", "time", "nohup", "then", "else", "do", "{", "}", "!")
 _NO_COMMANDS = ("set", "echo", "mkdir", "cd", "shift", "read", "printf", "pushd", "popd", "return")
+_OWN_ARGUMENTS = ("$#", "$@", "getopts")
+"""In the conditions of loops over what a script is called with, of which there is nothing."""
 _FAILING = ("false", "command", "type", "which", "grep", "nvidia-smi", "diff")
 """Commands that are taken to fail where a condition asks them."""
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
@@ -124,7 +128,7 @@ class _Runner:
                 self._inner(self.script.variables.quoted(token.text) if expands else token.text)
         elif token.kind == "arithmetic":
             self.at += 1
-            value = self.script.variables.arithmetic(token.text)
+            value = self.script.variables.calculated(token.text, assigns=self.active)
             self.status = value not in ("0", "") and not unset_names(value)
         elif token.text in ("if", "case", "for", "while", "until", "select"):
             self.at += 1
@@ -203,7 +207,7 @@ class _Runner:
             elif inner.kind == "word" and inner.text == "done":
                 depth -= 1
         condition = "".join(t.text for t in self.tokens[start : start + 8])
-        if self.active and "$#" not in condition and "$@" not in condition:
+        if self.active and not any(words in condition for words in _OWN_ARGUMENTS):
             self._note(token.line, f"the {token.text} loop is not followed")
 
     def _begins(self, at: int) -> bool:
@@ -263,7 +267,11 @@ class _Runner:
             self.at += 1
             if token.kind == "op" and token.text == ")":
                 break
-            if token.kind == "word" and self.active:
+            element = _ELEMENT.fullmatch(token.text)
+            if element and self.active:
+                key, value = map(self.script.variables.text, element.groups())
+                self.script.variables.put(f"{name}[{key}]", value)
+            elif token.kind == "word" and self.active:
                 values += self.script.variables.fields(token.text)
         if self.active:
             self.script.variables.put(name, values, append=append)
@@ -331,9 +339,14 @@ class _Runner:
             script.depth -= 1
         elif name == "eval":
             self._inner(" ".join(words[1:]))
+        elif name == "let":
+            for word in words[1:]:
+                script.variables.calculated(word, assigns=True)
+        elif name in (*_NO_COMMANDS, *_DECLARES):
+            return
         elif script.is_wanted(words):
             script.found.append(Command(tuple(words), line))
-        elif name not in (*_NO_COMMANDS, *_DECLARES):
+        else:
             for word in words[1:]:
                 if " " in word and script.is_wanted(_split(word)):
                     options = [w for w in words if w != word]

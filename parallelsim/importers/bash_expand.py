@@ -16,10 +16,13 @@ UNSET_BEGIN, UNSET_END = "\ue000", "\ue001"
 NAME_DOLLAR = "\ue002"
 """A dollar sign in such a name."""
 _UNSET = re.compile(f"{UNSET_BEGIN}([^{UNSET_END}]*){UNSET_END}")
-_PARAMETER = re.compile(r"(!?)(#?)([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^]]*\])?(.*)", re.S)
+_PARAMETER = re.compile(r"(!?)(#?)([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(\[[^]]*\])?(.*)", re.S)
 _PLAIN = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?$!-])")
+_SET = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.S)
+_CHOICE = re.compile(r"([^?]+)\?([^?:]+):([^?]+)")
 _NUMBER = re.compile(r"[0-9A-Za-z_+\-*/%()<>=!&| \t\n,]*")
 MAX_NUMBER = 10**18
+MAX_POWER = 64
 MAX_VALUE = 1 << 20
 """Characters of one value."""
 _OPERATIONS: Mapping[type, Callable[[int, int], int]] = {
@@ -28,6 +31,7 @@ _OPERATIONS: Mapping[type, Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     ast.Mod: operator.mod,
+    ast.Pow: lambda a, b: a ** min(max(b, 0), MAX_POWER),
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -117,6 +121,8 @@ class Variables:
                 found.add(unset(f"`{piece[1:-1][:40]}`"))
             elif piece.startswith("$(("):
                 found.add_split(self.arithmetic(piece[3:-2]), quoted)
+            elif piece.startswith("$["):
+                found.add_split(self.arithmetic(piece[2:-1]), quoted)
             elif piece.startswith("$("):
                 found.add(unset(piece[:40]))
             elif piece.startswith("${"):
@@ -155,6 +161,9 @@ class Variables:
         values = value if isinstance(value, list) else [] if value is None else [value]
         if index[1:-1] in ("@", "*"):
             return list(values)
+        element = self.get(f"{name}[{self.text(index[1:-1])}]")
+        if element is not None:
+            return element
         number = self.arithmetic(index[1:-1])
         inside = number.isdigit() and int(number) < len(values)
         return values[int(number)] if inside else None
@@ -198,14 +207,28 @@ class Variables:
             return value.replace(self.text(old), self.text(new), -1 if rest[:2] == "//" else 1)
         return unset(f"${{...{rest[:20]}}}")
 
+    def calculated(self, text: str, *, assigns: bool) -> str:
+        """The value of ``((text))`` or ``let text``, which may set a variable."""
+        match = _SET.fullmatch(text)
+        if not match:
+            return self.arithmetic(text)
+        name, sign, other = match.groups()
+        value = self.arithmetic(f"{name} {sign} ({other})" if sign else other)
+        if assigns:
+            self.put(name, value)
+        return value
+
     def arithmetic(self, text: str) -> str:
         """The value of ``$((text))``; unset where a value in it is not known."""
         expanded = self.quoted(text)
-        if unknown := unset_names(expanded):
+        names = expanded
+        if not unset_names(expanded):
+            names = re.sub(r"(?<!\w)[A-Za-z_]\w*", lambda m: self.text(f"${m[0]}") or "0", expanded)
+        if unknown := unset_names(names):
             return unset(unknown[0])
-        names = re.sub(
-            r"[A-Za-z_]\w*", lambda m: without_unset(self.text(f"${m[0]}")) or "0", expanded
-        )
+        if choice := _CHOICE.fullmatch(names):
+            condition, then, other = choice.groups()
+            return self.arithmetic(then if self.arithmetic(condition) != "0" else other)
         try:
             if len(names) > 1000 or not _NUMBER.fullmatch(names):
                 raise ValueError

@@ -12,7 +12,7 @@ MAX_SCRIPT = 1 << 20
 """Characters."""
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _REDIRECTION = re.compile(r"<<<|<<-?|>>|>\||<>|[<>]&|[<>]")
-_CLOSING = {"(": ")", "{": "}"}
+_CLOSING = {"(": ")", "{": "}", "[": "]"}
 
 
 @dataclass(frozen=True, slots=True)

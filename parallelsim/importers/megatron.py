@@ -1,6 +1,7 @@
 """A launch script, or an argument list, of Megatron-LM as a model and a plan.
 
-The flags are those that :mod:`parallelsim.exporters.megatron` writes, and their older names;
+The flags are those that :mod:`parallelsim.exporters.megatron` writes, their older names, and
+Megatron-DeepSpeed's;
 defaults are Megatron-LM's. What the flags do not say (the GPUs of a cluster, the nodes where a
 launcher's option says less) stays open.
 """
@@ -15,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from parallelsim.errors import SpecError
 from parallelsim.importers.arguments import Arguments
 from parallelsim.importers.bash import commands
-from parallelsim.importers.bash_expand import unset_names
+from parallelsim.importers.launchers import launched_gpus, slurm_variables
+from parallelsim.importers.megatron_encoders import DECODER_LENGTH
 from parallelsim.importers.megatron_model import NAME, model_from_arguments
 from parallelsim.importers.megatron_plan import plan_fields
 from parallelsim.importers.run import ImportedRun
@@ -23,10 +25,10 @@ from parallelsim.model import ModelSpec
 
 _WANTED = ("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size")
 """A command with a Python program and one of these flags is a run of Megatron-LM."""
-_OTHER_MODELS = "bert|t5|ict|vision|vlm|retro|biencoder|multimodal"
-"""In the names of programs whose models are no decoders."""
-_NODES = ("--nnodes", "--nodes", "-N")
-_PROCESSES = ("--nproc-per-node", "--ntasks-per-node", "--gpus-per-node")
+DEEPSPEED = "megatron-deepspeed"
+"""What predicts runs with ``--deepspeed`` best."""
+_OTHER_MODELS = "ict|vision|vlm|retro|biencoder|multimodal"
+"""In the names of programs whose models the flags do not describe alone."""
 
 
 def import_megatron(
@@ -50,20 +52,23 @@ def import_megatron(
     arguments = Arguments.of(words, file)
     program = launcher[-1].rsplit("/", 1)[-1] if launcher else ""
     if model is None and re.search(_OTHER_MODELS, program):
-        message = f"{program} trains no decoder, the only models that flags are read for; name one"
-        raise SpecError(f"{message} with --model", file=file)
-    known = model or model_from_arguments(arguments)
-    if model is not None and arguments.given("--seq-length") is not None:
-        known = model.with_seq_length(arguments.whole("--seq-length"))
+        message = f"{program} trains a model that its flags do not describe; name one with --model"
+        raise SpecError(message, file=file)
+    is_bert = "bert" in program
+    known = model or model_from_arguments(arguments, is_bert=is_bert)
+    length = DECODER_LENGTH if arguments.has(DECODER_LENGTH) else "--seq-length"
+    if model is not None and arguments.given(length) is not None:
+        known = model.with_seq_length(arguments.whole(length))
     fields = plan_fields(arguments, known)
     if model is not None:  # its flags are not read
-        _read_model_flags(words, file, arguments)
+        _read_model_flags(words, arguments, is_bert=is_bert)
     ignored, not_modelled, unknown = arguments.unread()
     return ImportedRun(
         model=known,
         is_known=known.name != NAME,
         fields=fields,
-        num_gpus=_num_gpus(launcher, text, file),
+        num_gpus=launched_gpus(launcher, text),
+        framework=DEEPSPEED if arguments.has("--deepspeed") else ImportedRun.framework,
         ignored=tuple(ignored),
         not_modelled=tuple(not_modelled),
         unknown=tuple(unknown),
@@ -71,11 +76,11 @@ def import_megatron(
     )
 
 
-def _read_model_flags(words: Sequence[str], file: str, arguments: Arguments) -> None:
+def _read_model_flags(words: Sequence[str], arguments: Arguments, *, is_bert: bool) -> None:
     """Count the flags of the model as read."""
-    own = Arguments.of(words, file)
+    own = Arguments.of(words, arguments.file)
     with contextlib.suppress(SpecError):  # what the flags lack, the model that was given has
-        model_from_arguments(own)
+        model_from_arguments(own, is_bert=is_bert)
     arguments.read |= own.read
 
 
@@ -89,7 +94,7 @@ def _run_words(
             return shlex.split(text, comments=True), [], []
         except ValueError as error:
             raise SpecError(f"cannot be split into arguments: {error}", file=file) from None
-    script = commands(text, file, environment, _is_run)
+    script = commands(text, file, slurm_variables(text) | dict(environment), _is_run)
     if not script.found:
         why = f" ({script.notes[0]})" if script.notes else ""
         message = f"starts no Python program with {_WANTED[0]} or {_WANTED[1]}{why}"
@@ -110,31 +115,3 @@ def _is_run(words: Sequence[str]) -> bool:
 def _program(words: Sequence[str]) -> int:
     """Position of the program's name."""
     return next(i for i, word in enumerate(words) if word.endswith(".py"))
-
-
-def _num_gpus(launcher: Sequence[str], text: str, file: str) -> int | None:
-    """Nodes times processes of each, from the launcher's options or from ``#SBATCH`` lines."""
-    directives = [
-        word for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.M) for word in line.split()
-    ]
-    nodes = _option(_NODES, launcher) or _option(_NODES, directives)
-    processes = _option(_PROCESSES, launcher) or _option(_PROCESSES, directives)
-    if not processes:
-        return None
-    starts_itself = any("torchrun" in word or word.startswith("torch.") for word in launcher)
-    nodes = nodes or ("1" if starts_itself else "")
-    for value in (nodes, processes):
-        if value and not unset_names(value) and not value.isdigit():
-            return None  # auto, gpu, or a range of nodes
-    if not nodes or unset_names(nodes + processes):
-        return None
-    return int(nodes) * int(processes)
-
-
-def _option(names: Sequence[str], words: Sequence[str]) -> str:
-    """The value of the first of some options, ``--name value`` or ``--name=value``."""
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") in names:
-            return value if equals else (words[index + 1] if index + 1 < len(words) else "")
-    return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from parallelsim.alike import known_as, with_length_of
 from parallelsim.errors import SpecError
@@ -19,6 +20,12 @@ from parallelsim.exporters.megatron_model import (
     POSITION_FLAGS,
 )
 from parallelsim.importers.arguments import Arguments
+from parallelsim.importers.megatron_encoders import (
+    DECODER_LENGTH,
+    bert_edges,
+    encoder,
+    encoder_decoder,
+)
 from parallelsim.layers import (
     MLP,
     Attention,
@@ -32,6 +39,13 @@ from parallelsim.layers import (
 from parallelsim.model import ModelSpec
 
 HYBRID_PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
+VOCABULARIES = {
+    "GPT2BPETokenizer": 50257,
+    "BertWordPieceLowerCase": 30522,
+    "BertWordPieceCase": 28996,
+    "Llama2Tokenizer": 32000,
+}
+"""Of tokenizers with one published vocabulary (megatron/core/tokenizers/text/libraries)."""
 MAX_PERIOD = 16
 """Layers after which a model may repeat itself."""
 NAME = "imported"
@@ -43,8 +57,12 @@ def hybrid_pattern(arguments: Arguments) -> str:
     return next((arguments.text(flag) for flag in HYBRID_PATTERNS if arguments.text(flag)), "")
 
 
-def model_from_arguments(arguments: Arguments) -> ModelSpec:
+def model_from_arguments(arguments: Arguments, *, is_bert: bool = False) -> ModelSpec:
     """The model; one of the catalogue, at the run's sequence length, where the flags agree.
+
+    Args:
+        arguments: the flags.
+        is_bert: the program that they are for trains an encoder alone.
 
     Raises:
         SpecError: what is missing, contradicts, or cannot be described.
@@ -52,8 +70,13 @@ def model_from_arguments(arguments: Arguments) -> ModelSpec:
     layers = list(_hybrid_layers(arguments) if hybrid_pattern(arguments) else _layers(arguments))
     normalization = arguments.choice("--normalization", tuple(NORM_FLAGS.values()), "LayerNorm")
     norm, norm_bias = next(key for key, name in NORM_FLAGS.items() if name == normalization)
-    length = _required(arguments, "--seq-length")
-    vocabulary = arguments.whole("--vocab-size") or arguments.whole("--padded-vocab-size")
+    length, edges = _required(arguments, "--seq-length"), dict[str, Any]()
+    if is_bert:
+        layers, edges = encoder(arguments, layers, None), bert_edges(arguments)
+    elif arguments.has(DECODER_LENGTH):
+        layers, edges = encoder_decoder(arguments, layers), {"output_bias": True}
+        length = arguments.whole(DECODER_LENGTH)
+    vocabulary = _vocabulary(arguments)
     model = ModelSpec(
         name=NAME,
         hidden_size=_required(arguments, "--hidden-size"),
@@ -68,11 +91,25 @@ def model_from_arguments(arguments: Arguments) -> ModelSpec:
         rotary_percent=arguments.number("--rotary-percent", 1.0),
         norm=norm,
         norm_bias=norm_bias,
+        embedding_norm=arguments.has("--embed-layernorm"),
         num_mtp_layers=arguments.whole("--mtp-num-layers"),
         hidden_dropout=arguments.number("--hidden-dropout", 0.1),
         attention_dropout=arguments.number("--attention-dropout", 0.1),
+        **edges,
     )
     return _named(arguments, model, has_vocabulary=vocabulary > 0)
+
+
+def _vocabulary(arguments: Arguments) -> int:
+    """Its size as stated, else that of the tokenizer; 0 where that reads it from a file."""
+    flags = ("--pad-vocab-size-to", "--vocab-size", "--padded-vocab-size")
+    stated = next(filter(None, [arguments.whole(flag) for flag in flags]), 0)
+    kind = arguments.text("--tokenizer-type")
+    if stated or kind not in VOCABULARIES:
+        return stated
+    size = VOCABULARIES[kind] + arguments.whole("--vocab-extra-ids")
+    arguments.notes.append(f"no --vocab-size: {size}, as {kind} was published")
+    return size
 
 
 def _required(arguments: Arguments, flag: str) -> int:
@@ -83,11 +120,10 @@ def _required(arguments: Arguments, flag: str) -> int:
 
 
 def _positions(arguments: Arguments) -> str:
-    names = {flag: name for name, flag in POSITION_FLAGS.items()}
-    if arguments.has("--use-rotary-position-embeddings"):
-        return "rope"
+    names = {flag: name for name, flag in POSITION_FLAGS.items()} | {"alibi": "alibi"}
     flag = "--position-embedding-type"
-    return names[arguments.choice(flag, tuple(names), POSITION_FLAGS["learned"])]
+    name = names[arguments.choice(flag, tuple(names), POSITION_FLAGS["learned"])]
+    return "rope" if arguments.has("--use-rotary-position-embeddings") else name
 
 
 def _activation(arguments: Arguments) -> tuple[bool, str]:

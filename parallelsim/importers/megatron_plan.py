@@ -48,11 +48,14 @@ def plan_fields(arguments: Arguments, model: ModelSpec) -> dict[str, Any]:
     fields |= {"global_batch_size": whole("--global-batch-size") or None}
     for flag, name in _SWITCHES.items():
         fields[name] = arguments.has(flag)
+    if arguments.choice("--DDP-impl", ("local", "torch"), "local") == "torch":
+        fields["overlap_grad_reduce"] = True
     if tp == 1 and fields["sequence_parallel"]:
         fields["sequence_parallel"] = False
         arguments.notes.append("--sequence-parallel does nothing with tp=1, as in Megatron-LM")
     fields |= _stages(arguments, model, pp)
-    fields |= _precision(arguments) | _sharding(arguments)
+    fields |= _precision(arguments)
+    fields |= _sharding(arguments, fields["precision"])
     fields |= _context(arguments, cp) | _recompute(arguments, model, fields)
     fields |= _experts(arguments, model, tp)
     graphs = arguments.choice("--cuda-graph-impl", _GRAPHS, "none") != "none"
@@ -103,13 +106,28 @@ def _precision(arguments: Arguments) -> dict[str, Any]:
     return {"precision": name, "grad_dtype": "bf16" if half else "fp32"}
 
 
-def _sharding(arguments: Arguments) -> dict[str, Any]:
+def _sharding(arguments: Arguments, precision: str) -> dict[str, Any]:
+    if arguments.has("--deepspeed"):
+        return {"zero": _deepspeed_stage(arguments, precision)}
     zero = int(arguments.has("--use-distributed-optimizer"))
     strategy = arguments.choice("--data-parallel-sharding-strategy", tuple(_SHARDING), "no_shard")
     if arguments.has("--use-megatron-fsdp"):
         zero = _SHARDING[strategy]
     replicas = arguments.whole("--num-distributed-optimizer-instances", 1)
     return {"zero": zero, "dp_replicate": replicas if zero > 1 else 1}
+
+
+def _deepspeed_stage(arguments: Arguments, precision: str) -> int:
+    """ZeRO's stage as Megatron-DeepSpeed passes it on.
+
+    Its bf16 optimizer shards its states as stage 1 does (DeepSpeed runtime/bf16_optimizer.py).
+    """
+    arguments.has("--deepspeed-activation-checkpointing")
+    arguments.has("--no-pipeline-parallel")
+    stage = arguments.number("--zero-stage", 1.0)
+    if stage not in (0, 1, 2, 3):
+        raise arguments.error("--zero-stage", f"expected 0 to 3, got {stage:g}")
+    return max(int(stage), int(precision == "bf16"))
 
 
 def _context(arguments: Arguments, cp: int) -> dict[str, Any]:
@@ -157,7 +175,10 @@ def _stages(arguments: Arguments, model: ModelSpec, pp: int) -> dict[str, Any]:
         vpp = slots // pp // size
     if any(ends):
         return {"vpp": vpp} | _uneven(arguments, model, pp, ends)
-    return {"vpp": vpp, "layout": names[given] if pp > 1 else "even"}
+    layout = names[given]
+    if "embedding" in arguments.text("--pp-partition-method"):  # type:transformer|embedding
+        layout = "embedding-loss"
+    return {"vpp": vpp, "layout": layout if pp > 1 else "even"}
 
 
 def _uneven(arguments: Arguments, model: ModelSpec, pp: int, ends: list[int]) -> dict[str, Any]:
@@ -205,9 +226,15 @@ def _recompute(arguments: Arguments, model: ModelSpec, fields: Mapping[str, Any]
         if granularity == "full":
             raise arguments.error("--recompute-activations", "contradicts granularity full")
         granularity = "selective"
-    method = arguments.choice("--recompute-method", ("uniform", "block", ""), "")
+    methods = ("uniform", "block", "")
+    method = arguments.choice("--recompute-method", methods, "")
+    older = arguments.choice("--activations-checkpoint-method", methods, "")
+    older = older or ("all" if arguments.has("--checkpoint-activations") else "")
     number = arguments.whole("--recompute-num-layers")
     modules = arguments.given("--recompute-modules") or ["core_attn"]
+    if older:
+        method = older if older in methods else method
+        granularity = "full"
     if granularity == "full":
         return _full(arguments, model, fields, method, number)
     if method:
