@@ -34,7 +34,8 @@ EXIT_INTERRUPTED = 130
     "--export",
     "export",
     metavar="TARGET[:FILE]",
-    help="Write plan 1 as a launch script; without FILE it is printed instead of the table.",
+    help="Write plan 1 for the software that will run it (TARGET as of export --to); without FILE "
+    "it is printed instead of the table.",
 )
 @click.option(
     "--robustness",

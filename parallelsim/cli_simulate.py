@@ -29,6 +29,7 @@ from parallelsim.cli_whole_run import RunOptions, run_options
 from parallelsim.errors import PlanError
 from parallelsim.plan import Plan
 from parallelsim.planfile import with_sane_size
+from parallelsim.targets import TARGETS
 
 _DEGREES = ("tp", "cp", "pp")
 
@@ -212,7 +213,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     "target",
     required=True,
     metavar="TARGET",
-    help="The software that will run it: megatron, torchtitan.",
+    help=f"The software that will run it: {', '.join(TARGETS)}.",
 )
 @click.option("--target-version", metavar="V", help="Its version.  [default: the newest known]")
 @click.option("--output", "-o", metavar="PATH", help="Where to write it.  [default: stdout]")
@@ -220,7 +221,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
 def export(
     file: str, rank: int, target: str, target_version: str | None, output: str | None, force: bool
 ) -> None:
-    """Write a plan as a complete launch script.
+    """Write a plan as what launches it: a script or the configuration that the software reads.
 
     FILE is what 'parallelsim plan --output FILE' wrote.
     """
@@ -229,7 +230,6 @@ def export(
     from parallelsim.planfile import check_writable, read_document, write_text
     from parallelsim.simulate import ZONES
     from parallelsim.simulate import simulate as simulated
-    from parallelsim.targets import TARGETS
 
     if target not in EXPORTERS:
         raise click.UsageError(

@@ -24,6 +24,7 @@ class Target:
 _ALL = (
     Target("megatron", "Megatron-LM", ".sh"),
     Target("torchtitan", "torchtitan", ".toml"),
+    Target("deepspeed", "DeepSpeed", ".json"),
 )
 TARGETS: Mapping[str, Target] = {target.name: target for target in _ALL}
 """By name."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from parallelsim.cluster import ClusterSpec
-from parallelsim.errors import ExportError
 from parallelsim.exporters import megatron_flags as flags_of
 from parallelsim.exporters import megatron_states as states
 from parallelsim.exporters.megatron_experts import (
@@ -28,7 +27,7 @@ from parallelsim.exporters.megatron_flags import (
 )
 from parallelsim.exporters.megatron_hybrid import hybrid, hybrid_plan_refusals, mixer_of
 from parallelsim.exporters.megatron_model import architecture, model_refusals
-from parallelsim.exporters.target import check_expressible, heading
+from parallelsim.exporters.target import check_expressible, check_version, heading
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
@@ -53,9 +52,7 @@ def export_megatron(
     Raises:
         ExportError: the version is unknown, or Megatron-LM cannot run the plan; says why.
     """
-    if version not in VERSIONS:
-        known = ", ".join(VERSIONS)
-        raise ExportError(f"unknown Megatron-LM version {version[:40]!r}; choose from {known}")
+    check_version("Megatron-LM", version, VERSIONS)
     chosen = VERSIONS[version]
     check_expressible(
         "megatron",

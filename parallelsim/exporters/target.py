@@ -19,6 +19,18 @@ DEGREES = ("tp", "cp", "pp", "dp", "micro_batch_size", "global_batch_size", "sch
 """Fields that every target says or refuses by name."""
 
 
+def check_version(software: str, version: str, known: Collection[str]) -> None:
+    """Refuse a version that the target does not know.
+
+    Raises:
+        ExportError: it is unknown.
+    """
+    if version not in known:
+        raise ExportError(
+            f"unknown {software} version {version[:40]!r}; choose from {', '.join(known)}"
+        )
+
+
 def check_expressible(
     target: str,
     software: str,

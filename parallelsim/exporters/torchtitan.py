@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any
 
 from parallelsim.cluster import ClusterSpec
-from parallelsim.errors import ExportError
 from parallelsim.exporters.target import (
     check_expressible,
+    check_version,
     heading,
     overlap_refusals,
     unsaid,
@@ -70,9 +70,7 @@ def export_torchtitan(
     Raises:
         ExportError: the version is unknown, or torchtitan cannot run the plan; says why.
     """
-    if version not in VERSIONS:
-        known = ", ".join(VERSIONS)
-        raise ExportError(f"unknown torchtitan version {version[:40]!r}; choose from {known}")
+    check_version("torchtitan", version, VERSIONS)
     flavor = flavor_of(model, version)
     check_expressible(
         "torchtitan",

@@ -1,0 +1,76 @@
+"""Give an exported file to its target's own parser: ``python tools_targets.py TARGET FILE N``.
+
+Imports nothing of parallelsim, so that it runs under an interpreter that has the target alone. N is
+the number of data-parallel ranks. Prints what the target read, as JSON; exits with 77 where the
+target is not installed. ``accepted`` is for tests, which name that interpreter in the environment
+as PARALLELSIM_TARGETS_PYTHON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MISSING = 77
+
+
+def deepspeed(file: str, ranks: int) -> dict[str, Any]:
+    """DeepSpeed's own configuration object, for a program that has ``ranks`` replicas."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    class Units:
+        def get_data_parallel_world_size(self) -> int:
+            return ranks
+
+    import deepspeed.comm
+
+    deepspeed.comm.get_rank = lambda *_: 0
+    read = DeepSpeedConfig(file, mpu=Units())
+    return {
+        "batch": [
+            read.train_batch_size,
+            read.train_micro_batch_size_per_gpu,
+            read.gradient_accumulation_steps,
+        ],
+        "stage": int(read.zero_optimization_stage),
+        "overlap_comm": read.zero_config.overlap_comm,
+        "offloads": read.zero_config.offload_optimizer is not None,
+        "bf16": read.bfloat16_config.enabled,
+        "fp16": read.float16_config.enabled,
+        "grads": read.grad_accum_dtype,
+        "stages": read.pipeline["stages"],
+        "checkpoints": read.activation_checkpointing_config.number_checkpoints,
+        "tp": read.tensor_parallel_config.autotp_size,
+    }
+
+
+READERS: dict[str, Callable[[str, int], dict[str, Any]]] = {"deepspeed": deepspeed}
+
+
+def accepted(target: str, text: str, folder: Path, ranks: int) -> dict[str, Any]:
+    """What the target reads of a file; skips the test where the target is not installed."""
+    import pytest
+
+    file = folder / f"run.{target}"
+    file.write_text(text)
+    python = os.environ.get("PARALLELSIM_TARGETS_PYTHON", sys.executable)
+    command = [python, __file__, target, str(file), str(ranks)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == MISSING:
+        pytest.skip(f"{target} is not installed (PARALLELSIM_TARGETS_PYTHON names a Python)")
+    assert done.returncode == 0, done.stderr[-2000:]
+    read: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return read
+
+
+if __name__ == "__main__":
+    try:
+        print("\n" + json.dumps(READERS[sys.argv[1]](sys.argv[2], int(sys.argv[3]))))
+    except ModuleNotFoundError as error:
+        print(error, file=sys.stderr)
+        sys.exit(MISSING)
