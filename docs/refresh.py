@@ -119,7 +119,7 @@ def _current_body(language: str, title: str | None, body: str, namespace: dict[s
         return "".join(_session(body))
     elif language == "bash":
         for command in _commands(body.splitlines()):
-            _output(command)
+            output(command)
     elif language == "python":
         return _python(body, namespace)
     elif language not in NOT_RUN:
@@ -148,12 +148,12 @@ def _session(body: str) -> Iterator[str]:
         while prompts[-1].endswith("\\"):
             prompts[-1] += "\n" + next(lines)
     for index, prompt in enumerate(prompts):
-        output = _output(prompt.removeprefix("$ ").replace("\n> ", "\n"))
-        blank = "\n" if output and index + 1 < len(prompts) else ""
-        yield f"{prompt}\n{output}{blank}"
+        printed = output(prompt.removeprefix("$ ").replace("\n> ", "\n"))
+        blank = "\n" if printed and index + 1 < len(prompts) else ""
+        yield f"{prompt}\n{printed}{blank}"
 
 
-def _output(command: str) -> str:
+def output(command: str) -> str:
     """What a command prints to a terminal; parallelsim runs in this process, others in a shell.
 
     Raises:

@@ -17,9 +17,11 @@ import click
 
 from parallelsim.cli_calibrate import calibrate
 from parallelsim.cli_catalog import clusters, frameworks, models
+from parallelsim.cli_completion import completion
 from parallelsim.cli_elastic import elastic
 from parallelsim.cli_explain import explain
 from parallelsim.cli_fit import fit
+from parallelsim.cli_help import add_examples, print_help_all
 from parallelsim.cli_import import import_run
 from parallelsim.cli_plan import plan
 from parallelsim.cli_report import report
@@ -124,14 +126,25 @@ def _print_version(context: click.Context, _: click.Parameter, value: bool) -> N
     callback=_print_version,
     help="Print the version.",
 )
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_help_all,
+    help="Show the help of every command.",
+)
 def main() -> None:
     """Find the fastest way to train a model on a cluster, and the flags that launch it.
 
     Start with: parallelsim plan --model llama3-70b --gpus 256
+
+    Every command's --help ends with examples.
     """
 
 
 _TOOLS = (plan, simulate, explain, fit, sweep, elastic, tune)
 _FILES = (report, compare, export, import_run, timeline, validate, calibrate)
-for _command in (*_TOOLS, *_FILES, models, clusters, frameworks):
+for _command in (*_TOOLS, *_FILES, models, clusters, frameworks, completion):
     main.add_command(_command)
+add_examples(main)

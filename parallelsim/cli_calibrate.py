@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from parallelsim.calibration_runs import OwnRuns
 
 
-@click.command(
-    epilog="Example: parallelsim calibrate my_runs.csv --cluster hgx-h100 --output my-cluster.yaml"
-)
+@click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUNS.csv|training.log...")
 @click.option(
     "--cluster", "-c", required=True, metavar="C", help="Where they ran: name or YAML file."

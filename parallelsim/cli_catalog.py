@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from parallelsim.cli_completion import names_or_files
 from parallelsim.cli_options import json_option
 
 _yaml_option = click.option(
@@ -14,8 +15,8 @@ _yaml_option = click.option(
 )
 
 
-@click.command(epilog="Example: parallelsim models llama3-70b")
-@click.argument("name", required=False)
+@click.command()
+@click.argument("name", required=False, shell_complete=names_or_files("model"))
 @_yaml_option
 @json_option
 def models(name: str | None, as_yaml: bool, as_json: bool) -> None:
@@ -29,8 +30,8 @@ def models(name: str | None, as_yaml: bool, as_json: bool) -> None:
     _show(name, as_json, catalog.model_names(), catalog.load_model, specs.MODEL_VIEW)
 
 
-@click.command(epilog="Example: parallelsim clusters gb200-nvl72")
-@click.argument("name", required=False)
+@click.command()
+@click.argument("name", required=False, shell_complete=names_or_files("cluster"))
 @_yaml_option
 @json_option
 def clusters(name: str | None, as_yaml: bool, as_json: bool) -> None:
@@ -44,8 +45,8 @@ def clusters(name: str | None, as_yaml: bool, as_json: bool) -> None:
     _show(name, as_json, catalog.cluster_names(), catalog.load_cluster, specs.CLUSTER_VIEW)
 
 
-@click.command(epilog="Example: parallelsim frameworks megatron-core")
-@click.argument("name", required=False)
+@click.command()
+@click.argument("name", required=False, shell_complete=names_or_files("framework"))
 @_yaml_option
 @json_option
 def frameworks(name: str | None, as_yaml: bool, as_json: bool) -> None:

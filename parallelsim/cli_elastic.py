@@ -19,7 +19,7 @@ from parallelsim.errors import NoFeasiblePlanError
 from parallelsim.processes import num_cores
 
 
-@click.command(epilog="Example: parallelsim elastic --model llama3-70b --gpus 256")
+@click.command()
 @spec_options
 @search_options
 @fault_options

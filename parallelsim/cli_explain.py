@@ -35,7 +35,7 @@ why_not_option: Callable[[Any], Any] = click.option(
 )
 
 
-@click.command(epilog="Example: parallelsim explain plans.yaml --rank 3 --why-not tp=4,pp=8")
+@click.command()
 @click.argument("file")
 @rank_option
 @spec_options

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from parallelsim.simulate import Simulation
 
 
-@click.command(epilog="Example: parallelsim fit --model llama3.1-405b --cluster hgx-h100")
+@click.command()
 @spec_options
 @search_options
 @json_option

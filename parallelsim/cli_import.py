@@ -9,7 +9,7 @@ from parallelsim.cli_options import SpecOptions, spec_options
 from parallelsim.cli_run import imported
 
 
-@click.command("import", epilog="Example: parallelsim import run.sh --output plan.yaml")
+@click.command("import")
 @click.argument("file")
 @spec_options
 @click.option("--output", "-o", metavar="FILE", help="Write the plan as YAML.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from parallelsim.cli_completion import names_or_files
 from parallelsim.cli_values import (
     LIST,
     OWN_OPTIONS,
@@ -101,6 +102,7 @@ _SPEC_OPTIONS: Mapping[str, Command] = {
         "-m",
         metavar="M",
         help="Catalogue name, YAML file, Hugging Face config.json or its folder.",
+        shell_complete=names_or_files("model"),
     ),
     "num_gpus": click.option(
         "--gpus",
@@ -115,6 +117,7 @@ _SPEC_OPTIONS: Mapping[str, Command] = {
         "-c",
         metavar="C",
         help="Catalogue name or YAML file.  [default: hgx-h100]",
+        shell_complete=names_or_files("cluster"),
     ),
     "nic_gbit_per_s": click.option(
         "--nic-gbit-per-s",
@@ -127,6 +130,7 @@ _SPEC_OPTIONS: Mapping[str, Command] = {
         "-f",
         metavar="F",
         help="Training software: name or YAML file.  [default: megatron-core]",
+        shell_complete=names_or_files("framework"),
     ),
     "global_batch_size": click.option(
         "--global-batch-size",

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 
-@click.command(
-    epilog="Example: parallelsim plan --model llama3-70b --gpus 256 --fix tp=8 --output plans.yaml"
-)
+@click.command()
 @asked_options(num_plans=10)
 @json_option
 @click.option(

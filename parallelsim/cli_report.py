@@ -23,9 +23,7 @@ WITH_FILE = frozenset({"file", "output", "force", "top", "memory_limit", "quick"
 """Parameters that may be given beside a file of plans."""
 
 
-@click.command(
-    epilog="Example: parallelsim report --model llama3-70b --gpus 256 --output report.html"
-)
+@click.command()
 @click.argument("file", required=False, metavar="[PLANS]")
 @asked_options(num_plans=40)
 @click.option("--output", "-o", metavar="FILE", required=True, help="The page, as report.html.")

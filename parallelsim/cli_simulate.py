@@ -34,9 +34,7 @@ from parallelsim.targets import TARGETS
 _DEGREES = ("tp", "cp", "pp")
 
 
-@click.command(
-    epilog="Example: parallelsim simulate --model llama3-70b --gpus 256 --tp 4 --pp 8 --vpp 5"
-)
+@click.command()
 @spec_options
 @click.option(
     "--plan",
@@ -155,7 +153,7 @@ def _num_gpus(spec: SpecOptions, fields: dict[str, Any]) -> int:
     return used * int(fields["dp"]) if spec.num_gpus is None else spec.num_gpus
 
 
-@click.command(epilog="Example: parallelsim compare plans.yaml --top 3")
+@click.command()
 @click.argument("file")
 @click.option(
     "--top",
@@ -203,9 +201,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     single.print_comparison(simulation, comparison)
 
 
-@click.command(
-    epilog="Example: parallelsim export plans.yaml --rank 1 --to megatron --output run.sh"
-)
+@click.command()
 @click.argument("file")
 @rank_option
 @click.option(

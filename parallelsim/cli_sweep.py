@@ -37,10 +37,7 @@ MAX_POINTS = 2000
 PICTURES = ("png", "svg", "html")
 
 
-@click.command(
-    epilog="Example: parallelsim sweep --model llama3-70b --gpus 64..4096 --seq-length 4k,8k "
-    "--output sweep.csv --output sweep.html"
-)
+@click.command()
 @partial(spec_options, without=("num_gpus", "seq_length", "global_batch_size"))
 @click.option(
     "--gpus",

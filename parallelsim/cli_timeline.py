@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".json", ".svg", ".html", ".png")
 
 
-@click.command(
-    epilog="Example: parallelsim timeline --model llama3-70b --gpus 256 --tp 8 --pp 8 "
-    "--schedule zb-h1 --output trace.json"
-)
+@click.command()
 @click.argument("file", required=False, metavar="[PLANS]")
 @rank_option
 @spec_options

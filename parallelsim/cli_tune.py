@@ -44,7 +44,7 @@ def tune() -> None:
     """
 
 
-@tune.command(epilog="Example: parallelsim tune init study --model llama3-8b --gpus 64")
+@tune.command()
 @click.argument("folder")
 @spec_options
 @search_options
@@ -101,7 +101,7 @@ def init(
     return 0
 
 
-@tune.command("next", epilog="Example: parallelsim tune next study")
+@tune.command("next")
 @click.argument("folder")
 @click.option("--budget", type=whole_number(1, 1000), metavar="N", help="Raise the budget to N.")
 @json_option
@@ -140,7 +140,7 @@ def next_(folder: str, budget: int | None, as_json: bool) -> None:
     )
 
 
-@tune.command(epilog="Example: parallelsim tune record study train.log")
+@tune.command()
 @click.argument("folder")
 @click.argument("log", required=False)
 @click.option(
@@ -201,7 +201,7 @@ def record(
         _print(state)
 
 
-@tune.command(epilog="Example: parallelsim tune status study")
+@tune.command()
 @click.argument("folder")
 @json_option
 def status(folder: str, as_json: bool) -> None:

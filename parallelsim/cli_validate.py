@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from parallelsim.validation import Validation
 
 
-@click.command(epilog="Example: parallelsim validate my_runs.csv --rows predicted.csv")
+@click.command()
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE.csv...")
 @click.option(
     "--framework", help="Predict for this software (name or YAML file) instead of the rows' own."

@@ -369,14 +369,19 @@ def test_catalogues_are_listed_and_shown_with_sources(command: str, tmp_path: Pa
     assert "give the NAME" in error_of(run(command, "--yaml"))
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["plan", "simulate", "fit", "compare", "export", "models", "clusters", "frameworks"],
-)
-def test_every_help_has_an_example(command: str) -> None:
-    result = run(command, "-h")
-    assert result.exit_code == 0
-    assert f"Example: parallelsim {command}" in result.stdout
+def test_help_of_all_commands_is_one_text() -> None:
+    text = run("--help-all").stdout
+    for command in ("plan", "simulate", "tune record", "completion"):
+        assert f"Usage: parallelsim {command} [OPTIONS]" in text
+    assert "# keep the plans" in text
+
+
+def test_completion_knows_commands_and_names() -> None:
+    assert "_parallelsim_completion" in run("completion", "zsh").stdout
+    for words, found in (("parallelsim pl", "plan"), ("parallelsim models llama3-", "llama3-70b")):
+        count = str(len(words.split()) - 1)
+        variables = {"_PARALLELSIM_COMPLETE": "bash_complete", "COMP_WORDS": words}
+        assert f"plain,{found}" in run(COMP_CWORD=count, **variables).stdout.splitlines()
 
 
 def test_version_and_no_arguments() -> None:

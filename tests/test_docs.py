@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from parallelsim.cli import main
+from parallelsim.cli_help import EXAMPLES
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
 import generated  # noqa: E402
+import help_examples  # noqa: E402
 import refresh  # noqa: E402
 
 
@@ -18,6 +24,28 @@ import refresh  # noqa: E402
 def test_commands_of_the_page_print_what_it_shows(page: Path) -> None:
     found = refresh.difference(page, refresh.refreshed(page))
     assert not found, f"{page.name} is not current; run {refresh.HOW}\n{found}"
+
+
+def test_examples_of_every_help_are_right_usage() -> None:
+    for name, line in help_examples.examples():
+        words = shlex.split(line.partition(" > ")[0])
+        command: click.Command = main
+        for part in name.split():
+            assert isinstance(command, click.Group)
+            command = command.commands[part]
+        command.make_context(name, words[len(name.split()) :])
+
+
+def test_every_command_has_examples() -> None:
+    def paths(group: click.Group, above: str = "") -> list[str]:
+        found = []
+        for name, command in group.commands.items():
+            found.append(above + name)
+            if isinstance(command, click.Group):
+                found += paths(command, f"{above}{name} ")
+        return found
+
+    assert set(paths(main)) == set(EXAMPLES)
 
 
 def test_generated_parts_stand_on_a_page() -> None:
