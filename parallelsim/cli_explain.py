@@ -52,8 +52,8 @@ def explain(
 ) -> None:
     """Explain a plan: its rank, what limits it, the single change that helps most, broken rules.
 
-    FILE is what 'parallelsim plan --output FILE' wrote, or a launch script of Megatron-LM. Options
-    change what it states.
+    FILE is what 'parallelsim plan --output FILE' wrote, or a launch script or a configuration of
+    today. Options change what it states.
     """
     from parallelsim.explain import explain_plan
     from parallelsim.report import explained

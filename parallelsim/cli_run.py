@@ -60,12 +60,23 @@ def planned(spec: SpecOptions, file: str, rank: int = 1) -> PlannedRun:
     Raises:
         ParallelSimError: it cannot be read.
     """
-    if file.lower().endswith(PLAN_FILES):
+    if file.lower().endswith(PLAN_FILES) and not _is_configuration(file):
         from parallelsim.cli_simulate import one_plan
 
         inputs, plan, _ = one_plan(spec, file, rank, {})
         return PlannedRun(inputs, plan)
     return imported(spec, file)
+
+
+def _is_configuration(file: str) -> bool:
+    """A YAML or JSON file is a configuration of some software, not a plan file."""
+    from parallelsim.importers.readers import is_configuration
+
+    try:
+        with open(file, encoding="utf-8", errors="replace") as stream:
+            return is_configuration(stream.read(MAX_SCRIPT_BYTES), file)
+    except (OSError, ValueError):
+        return False  # read as a plan file, which says what is wrong
 
 
 def imported(spec: SpecOptions, file: str) -> PlannedRun:
@@ -76,15 +87,16 @@ def imported(spec: SpecOptions, file: str) -> PlannedRun:
     """
     from parallelsim.importers.readers import reader_of
 
+    text = read_script(file)
+    reader = reader_of(text, file)
     for name in ("global_batch_size", "seq_length", "precision"):
-        if getattr(spec, name) is not None:
+        if getattr(spec, name) is not None and name not in reader.leaves_open:
             option = "--" + name.replace("_", "-")
             raise click.UsageError(f"{option}: the file {file[:60]!r} states it; change it there")
-    text = read_script(file)
     own = None
     if spec.model:
         own = load_specs(spec, spec.num_gpus, any_precision=True)[0]
-    run = reader_of(text, file).read(text, file, os.environ, own)
+    run = reader.read(text, file, os.environ, own)
     num_gpus = spec.num_gpus or run.num_gpus
     if not num_gpus:
         raise SpecError("does not say on how many GPUs it runs; give --gpus", file=file)

@@ -28,7 +28,14 @@ SHARDED = Plan(
     overlap_grad_reduce=True,
     overlap_param_gather=True,
 )
-STAGES = replace(SHARDED, pp=4, dp=16, schedule="1f1b", zero=1)
+STAGES = replace(SHARDED, pp=4, dp=16, schedule="1f1b", zero=1, overlap_param_gather=False)
+
+AUTO_TP = replace(SHARDED, tp=2, dp=32, zero=2, overlap_param_gather=False)
+
+STAGED_WITHOUT_ZERO = {
+    **{"zero": 0, "pp": 2, "dp": 32, "schedule": "1f1b", "grad_dtype": "bf16"},
+    **{"overlap_grad_reduce": False, "overlap_param_gather": False},
+}
 
 DOCUMENTED = {
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -96,6 +103,9 @@ def test_the_json_says_the_plan():
         ({"zero": 0, "overlap_param_gather": False}, "not grad_dtype=fp32; use zero=1"),
         ({"optimizer_offload_pct": 50}, "the whole optimizer, not 50 %"),
         ({"dp": 32}, "= 32 GPUs"),
+        ({"zero": 2}, "zero=2 gathers parameters after the step"),
+        ({"zero": 0, "overlap_param_gather": False}, "reduces gradients after the backward"),
+        (STAGED_WITHOUT_ZERO, "shards the optimizer .* use zero=1"),
     ],
 )
 def test_what_deepspeed_cannot_run_is_refused(changes, reason):
@@ -119,7 +129,7 @@ def test_every_key_is_documented_and_no_name_is_written():
         assert "script" not in text
 
 
-@pytest.mark.parametrize("plan", [SHARDED, STAGES, replace(SHARDED, tp=2, dp=32, zero=2)])
+@pytest.mark.parametrize("plan", [SHARDED, STAGES, AUTO_TP])
 def test_deepspeed_itself_reads_the_file(plan, tmp_path):
     read = accepted("deepspeed", export_deepspeed(LLAMA, H100, DEEPSPEED, plan), tmp_path, plan.dp)
     assert read == {

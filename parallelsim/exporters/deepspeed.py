@@ -57,6 +57,18 @@ def refusals(plan: Plan) -> Iterator[str]:
             f"without ZeRO it keeps gradients as it keeps parameters ({plan.precision}), "
             f"not grad_dtype={plan.grad_dtype}; use zero=1"
         )
+    if plan.zero == 0 and plan.pp > 1 and plan.precision == "bf16":
+        yield "its bf16 pipeline shards the optimizer (runtime/bf16_optimizer.py); use zero=1"
+    if plan.zero == 0 and plan.overlap_grad_reduce:
+        yield (
+            "without ZeRO it reduces gradients after the backward pass; "
+            "--fix overlap_grad_reduce=false"
+        )
+    if plan.zero < 3 and plan.overlap_param_gather:
+        yield (
+            f"zero={plan.zero} gathers parameters after the step (runtime/zero/stage_1_and_2.py); "
+            "--fix overlap_param_gather=false"
+        )
     if plan.optimizer_offload_pct not in (0, 100):
         yield f"it offloads the whole optimizer, not {plan.optimizer_offload_pct} %"
     elif plan.optimizer_offload_pct and plan.zero == 0:

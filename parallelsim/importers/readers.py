@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from parallelsim.importers.deepspeed import import_deepspeed, is_deepspeed
 from parallelsim.importers.megatron import import_megatron
 from parallelsim.importers.run import ImportedRun
 from parallelsim.importers.torchtitan import import_torchtitan, is_torchtitan
@@ -19,10 +20,13 @@ class Reader:
     """(text, file name) -> whether the file is of this kind."""
     read: Callable[..., ImportedRun]
     """(text, file name, environment, model) -> the run."""
+    leaves_open: tuple[str, ...] = ()
+    """Options that the file does not state."""
 
 
 READERS = (
     Reader("torchtitan TOML", is_torchtitan, import_torchtitan),
+    Reader("DeepSpeed JSON", is_deepspeed, import_deepspeed, ("seq_length",)),
     Reader("Megatron-LM script or arguments", lambda text, file: True, import_megatron),
 )
 """The first one that reads a file counts; the last one reads every text that is left."""
@@ -31,3 +35,8 @@ READERS = (
 def reader_of(text: str, file: str) -> Reader:
     """The reader of a text."""
     return next(reader for reader in READERS if reader.reads(text, file))
+
+
+def is_configuration(text: str, file: str) -> bool:
+    """A reader knows the text by its own marks: it is no plan file."""
+    return any(reader.reads(text, file) for reader in READERS[:-1])

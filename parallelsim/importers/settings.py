@@ -95,13 +95,16 @@ class Settings:
     ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """(harmless, not modelled, unknown) keys that were not read, in the order of the file.
 
-        A key is among some where it is one of them or inside of it.
+        A key is among some where it is one of them or inside of it; the innermost one counts.
         """
-        keys = [key for key in _leaves(self.data, "") if not _within(key, self.read)]
-        unmodelled = tuple(key for key in keys if _within(key, not_modelled))
-        rest = [key for key in keys if key not in unmodelled]
-        ignored = tuple(key for key in rest if _within(key, harmless))
-        return ignored, unmodelled, tuple(key for key in rest if key not in ignored)
+        ignored, unmodelled, unknown = list[str](), list[str](), list[str]()
+        for key in _leaves(self.data, ""):
+            if _depth(key, self.read):
+                continue
+            changes, does_not = _depth(key, not_modelled), _depth(key, harmless)
+            kind = unmodelled if changes > does_not else ignored if does_not else unknown
+            kind.append(key)
+        return tuple(ignored), tuple(unmodelled), tuple(unknown)
 
     def error(self, key: str, message: str) -> SpecError:
         """An error that names the file and the key."""
@@ -117,6 +120,7 @@ def _leaves(data: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield key
 
 
-def _within(key: str, names: set[str] | Sequence[str]) -> bool:
+def _depth(key: str, names: set[str] | Sequence[str]) -> int:
+    """Parts of the longest name that is the key or around it; 0: none is."""
     parts = key.split(".")
-    return any(".".join(parts[:n]) in names for n in range(1, len(parts) + 1))
+    return max((n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in names), default=0)
