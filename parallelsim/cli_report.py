@@ -91,7 +91,8 @@ def _searched(found: Answer, command: str, quick: bool) -> tuple[Report, str]:
     page = replace(page, by_memory=more.least_memory, beside=more.paragraphs(result.plans))
     if not len(result.plans):
         why, rescues = misfit_words(inputs, search, result)
-        return replace(page, misfit=[f"{why[0].upper()}{why[1:]}.", *rescues]), why
+        lines = [f"{line[0].upper()}{line[1:]}." for line in (why, *rescues)]
+        return replace(page, misfit=lines), why
     varied = not quick and search.searcher == "grid" and not more.least_memory
     return replace(page, robustness=found.robustness() if varied else None), ""
 

@@ -164,7 +164,7 @@ def test_where_nothing_fits_the_page_says_what_would_help(tmp_path: Path) -> Non
     page = check_structure(target)
     assert "No safe plan" in page.text
     assert "The nearest miss" in page.text
-    assert "would help: " in page.text
+    assert "Would help: " in page.text
     assert "Launch script" not in page.text
 
 

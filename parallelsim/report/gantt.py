@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 DPI = 144
 POINTS = 72
+LEAST_RIMMED = 4.0
+"""Pixels of the median operation: rims would hide narrower ones."""
 ALIGNMENTS = {"start": "left", "middle": "center", "end": "right"}
 
 
@@ -67,11 +69,13 @@ def gantt_figure(replay: Replay, width: int | None = None) -> Figure:
     axes.set_ylim(picture.height, 0)
     # One path for all boxes of a colour: a tenth of the size of one for each.
     kinds = dict.fromkeys((box.fill, box.is_operation) for box in picture.boxes)
+    widths = sorted(box.width for box in picture.boxes if box.is_operation)
+    rim_width = 0.4 if widths[len(widths) // 2] >= LEAST_RIMMED else 0.0
     for fill, is_operation in kinds:
         boxes = [
             box for box in picture.boxes if (box.fill, box.is_operation) == (fill, is_operation)
         ]
-        rim: dict[str, Any] = {"edgecolor": RIM, "linewidth": 0.4}
+        rim: dict[str, Any] = {"edgecolor": RIM, "linewidth": rim_width}
         style = rim if is_operation else {"edgecolor": "none"}
         axes.add_patch(_patch(boxes, facecolor=fill, zorder=len(axes.patches) + 1, **style))
     for label in picture.labels:

@@ -42,7 +42,7 @@
         row.classList.toggle("gone", !found);
         if (found && (!near || near.checked || !row.classList.contains("near"))) count += 1;
       }
-      for (const element of document.querySelectorAll(".near")) {
+      for (const element of section.querySelectorAll(".near")) {
         element.classList.toggle("shown", near !== null && near.checked);
       }
       form.querySelector("output").value = `${count} of ${rows.length} plans`;

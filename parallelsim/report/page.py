@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from parallelsim.simulate import Simulation
 
 GANTT_WIDTH = 1040
-MOST_TIGHT_BARS = 5
+MOST_BARS, MOST_TIGHT_BARS = 10, 5
 FRONT_MEANS = (
     "The line joins the safe plans that no other one beats in both step time and memory; dots are "
     "the plans of the ranking, diamonds those that may run out of memory."
@@ -174,8 +174,11 @@ def _pictures(report: Report, rows: Sequence[tables.Row]) -> dict[str, Any]:
         return {"bars": [], "memory": None, "front": None, "gantt": None, "gantt_note": ""}
     longest = max(row.figure("step_time_s") for row in shown)
     memory = tables.memory_view(shown[0])
+    bars = [(row, tables.time_bar(row, longest)) for row in rows]
+    first = _shown_first(rows)
     pictures: dict[str, Any] = {
-        "bars": [(row, tables.time_bar(row, longest)) for row in _few_tight(shown)],
+        "bars": [bar for bar in bars if bar[0] in first],
+        "more_bars": [bar for bar in bars if bar[0] not in first],
         "time_groups": [(name, colour) for colour, name in enumerate(tables.TIME_GROUPS, 1)],
         "memory": memory,
         "memory_numbers": [[s.name, *s.cells, s.total, s.use] for s in memory.stages],
@@ -191,10 +194,12 @@ def _pictures(report: Report, rows: Sequence[tables.Row]) -> dict[str, Any]:
     return pictures | _gantt(shown[0])
 
 
-def _few_tight(rows: Sequence[tables.Row]) -> list[tables.Row]:
-    """The rows without all but a few of the plans that may run out of memory."""
-    risky = [row for row in rows if row.zone != "safe" and not row.is_near][:MOST_TIGHT_BARS]
-    return [row for row in rows if row.zone == "safe" or row in risky]
+def _shown_first(rows: Sequence[tables.Row]) -> list[tables.Row]:
+    """The best few of the safe plans and of those that may run out of memory."""
+    distinct = [row for row in rows if not row.is_near]
+    safe = [row for row in distinct if row.zone == "safe"]
+    risky = [row for row in distinct if row.zone != "safe"]
+    return safe[:MOST_BARS] + risky[:MOST_TIGHT_BARS]
 
 
 def _front_of(rows: Sequence[tables.Row]) -> Simulation:

@@ -58,6 +58,8 @@ class Field:
     """Plans can be filtered by it."""
     stays: bool = False
     """Shown even where all plans have the same."""
+    is_words: bool = False
+    """Not a number: begins at the left."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _against_first(row: Row) -> Cell:
     if row.first_step_s is None:
         return Cell("", 0.0)
     value = row.figure("step_time_s") / row.first_step_s - 1
-    return Cell("" if row.rank == 1 else f"{value:+.1%}", value)
+    return Cell("" if row.rank == 1 else f"{value:+.1%}".replace("-", "\N{MINUS SIGN}"), value)
 
 
 def _between(row: Row) -> Cell:
@@ -182,14 +184,18 @@ FIELDS = (
     Field("ZeRO", "sharding of the optimizer (1), gradients (2), parameters (3)",
           _word(zero_marks), True),
     Field("Recompute", "activations that the backward pass computes again",
-          _word(lambda plan: plan.recompute_label), True),
-    Field("Schedule", "pipeline schedule", _word(lambda plan: plan.schedule), True),
-    Field("Layout", "how layers are cut into stages", _word(lambda plan: plan.layout), True),
+          _word(lambda plan: plan.recompute_label), True, is_words=True),
+    Field("Schedule", "pipeline schedule", _word(lambda plan: plan.schedule), True,
+          is_words=True),
+    Field("Layout", "how layers are cut into stages", _word(lambda plan: plan.layout), True,
+          is_words=True),
     Field("CP by", "context-parallel communication",
-          _word(lambda plan: plan.cp_comm_type if plan.cp > 1 else ""), True),
+          _word(lambda plan: plan.cp_comm_type if plan.cp > 1 else ""), True, is_words=True),
     Field("EP by", "how tokens reach their experts",
-          _word(lambda plan: plan.moe_dispatcher if plan.ep * plan.etp > 1 else ""), True),
-    Field("Fits", "safe, or tight with the probability that it fits", _fits, stays=True),
+          _word(lambda plan: plan.moe_dispatcher if plan.ep * plan.etp > 1 else ""), True,
+          is_words=True),
+    Field("Fits", "safe, or tight with the probability that it fits", _fits, stays=True,
+          is_words=True),
     Field("MFU", "model FLOPs utilisation", _figure("mfu", "{:.1%}".format), stays=True),
     Field("tok/s/GPU", "tokens per second of one GPU",
           _figure("tokens_per_s_per_gpu", "{:,.0f}".format), stays=True),
@@ -197,7 +203,7 @@ FIELDS = (
           _figure("peak_memory_bytes", lambda value: f"{value / GIB:.1f}"), stays=True),
     Field("P(best)", "probability to be the fastest of these plans", _best),
     Field("Largest loss", "largest part of the step that is no computation of the model", _loss,
-          stays=True),
+          stays=True, is_words=True),
     Field("80 % between", "interval of the step time that holds 80 % of measured runs", _between,
           stays=True),
 )  # fmt: skip

@@ -306,6 +306,8 @@ def counts(result: SearchResult) -> str:
 
 
 def _proof(result: SearchResult) -> str:
+    if not len(result.plans):
+        return "none of them is safe"
     if not result.proven:
         return "the best found, not proved"
     proof = "plan 1 is proved the fastest safe one"
