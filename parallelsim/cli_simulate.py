@@ -29,7 +29,7 @@ from parallelsim.cli_whole_run import RunOptions, run_options
 from parallelsim.errors import PlanError
 from parallelsim.plan import Plan
 from parallelsim.planfile import with_sane_size
-from parallelsim.targets import TARGETS
+from parallelsim.targets import TARGETS, WORDS
 
 _DEGREES = ("tp", "cp", "pp")
 
@@ -209,7 +209,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     "target",
     required=True,
     metavar="TARGET",
-    help=f"The software that will run it: {', '.join(TARGETS)}.",
+    help=f"What will run it: {WORDS}.",
 )
 @click.option("--target-version", metavar="V", help="Its version.  [default: the newest known]")
 @click.option("--output", "-o", metavar="PATH", help="Where to write it.  [default: stdout]")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+SBATCH = ".sbatch"
+
 
 @dataclass(frozen=True)
 class Target:
@@ -18,13 +20,18 @@ class Target:
     @property
     def is_script(self) -> bool:
         """The file is run, not read by the software."""
-        return self.suffix == ".sh"
+        return self.suffix in (".sh", SBATCH)
 
 
-_ALL = (
+_SOFTWARE = (
     Target("megatron", "Megatron-LM", ".sh"),
     Target("torchtitan", "torchtitan", ".toml"),
     Target("deepspeed", "DeepSpeed", ".json"),
+    Target("nanotron", "nanotron", ".yaml"),
 )
-TARGETS: Mapping[str, Target] = {target.name: target for target in _ALL}
+_UNDER_SLURM = (Target(f"slurm-{t.name}", f"{t.title} under Slurm", SBATCH) for t in _SOFTWARE)
+TARGETS: Mapping[str, Target] = {target.name: target for target in (*_SOFTWARE, *_UNDER_SLURM)}
 """By name."""
+
+WORDS = f"{', '.join(target.name for target in _SOFTWARE)}; slurm-NAME: any of them under sbatch"
+"""The names, for help texts."""

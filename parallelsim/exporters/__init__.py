@@ -6,11 +6,18 @@ from collections.abc import Callable, Mapping
 
 from parallelsim.exporters.deepspeed import export_deepspeed
 from parallelsim.exporters.megatron import export_megatron
+from parallelsim.exporters.nanotron import export_nanotron
+from parallelsim.exporters.slurm import under_slurm
 from parallelsim.exporters.torchtitan import export_torchtitan
 
-EXPORTERS: Mapping[str, Callable[..., str]] = {
+_SOFTWARE: Mapping[str, Callable[..., str]] = {
     "megatron": export_megatron,
     "torchtitan": export_torchtitan,
     "deepspeed": export_deepspeed,
+    "nanotron": export_nanotron,
+}
+EXPORTERS: Mapping[str, Callable[..., str]] = {
+    **_SOFTWARE,
+    **{f"slurm-{name}": under_slurm(name, write) for name, write in _SOFTWARE.items()},
 }
 """By the name of a target: (model, cluster, framework, plan, version=...) -> the file's text."""

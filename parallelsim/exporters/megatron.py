@@ -201,7 +201,7 @@ RUN_ARGS=(
   --distributed-timeout-minutes 60
 )
 if [[ -n "${{DATA_PATH}}" ]]; then
-  RUN_ARGS+=(--data-path "${{DATA_PATH}}" --split 99,1,0)
+  RUN_ARGS+=(--data-path "${{DATA_PATH}}" --split "99,1,0")
 else
   RUN_ARGS+=(--mock-data)
 fi

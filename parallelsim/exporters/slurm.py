@@ -1,0 +1,128 @@
+"""A Slurm batch script around what any other exporter writes, in one file.
+
+The script writes the inner file into the job's folder, which every node must see, and starts it on
+every node with srun. Facts of the cluster give nodes and GPUs; partition, account and time limit
+are options of sbatch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parallelsim.cluster import ClusterSpec
+from parallelsim.exporters.target import heading
+from parallelsim.exporters.torchtitan_models import MAIN as TITAN_MAIN
+from parallelsim.framework import FrameworkSpec
+from parallelsim.model import ModelSpec
+from parallelsim.plan import Plan
+from parallelsim.targets import TARGETS
+
+Exporter = Callable[..., str]
+END = "END_OF_PARALLELSIM_FILE"
+TORCHRUN = (
+    "torchrun",
+    "--nnodes {nodes} --nproc-per-node {gpus}",
+    '--rdzv-id "${{SLURM_JOB_ID}}" --rdzv-backend c10d',
+    '--rdzv-endpoint "${{MASTER_ADDR}}:${{MASTER_PORT}}"',
+)
+PROGRAM = '"${{TRAIN_SCRIPT:?set TRAIN_SCRIPT to the program that trains}}"'
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What runs on every node."""
+
+    command: tuple[str, ...]
+    """Lines, where {nodes} and {gpus} of a node are filled in."""
+    file: str = ""
+    """Name of the inner file; empty: run with the target's own suffix."""
+
+
+LAUNCHES = {
+    "megatron": Launch(('bash "${{FILE}}"',)),
+    "torchtitan": Launch((*TORCHRUN, '-m torchtitan.train --job.config_file "${{FILE}}"')),
+    f"torchtitan {TITAN_MAIN}": Launch(
+        (
+            'env PYTHONPATH="${{RUN_DIR}}"',
+            *TORCHRUN,
+            "-m torchtitan.train --module run --config train",
+        ),
+        "run.py",
+    ),
+    "deepspeed": Launch((*TORCHRUN, PROGRAM, '--deepspeed --deepspeed_config "${{FILE}}"')),
+    "nanotron": Launch(
+        (
+            "env CUDA_DEVICE_MAX_CONNECTIONS=1",
+            *TORCHRUN,
+            '"${{NANOTRON_PATH:-.}}/run_train.py" --config-file "${{FILE}}"',
+        )
+    ),
+}
+"""By target, or by target and version where that differs."""
+
+
+def under_slurm(target: str, write: Exporter) -> Exporter:
+    """The exporter of ``slurm-TARGET``: what ``write`` exports, with the script that submits it."""
+
+    def export(
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        framework: FrameworkSpec,
+        plan: Plan,
+        version: str | None = None,
+    ) -> str:
+        chosen = {} if version is None else {"version": version}
+        inner = write(model, cluster, framework, plan, **chosen)
+        launch = LAUNCHES.get(f"{target} {version}", LAUNCHES[target])
+        software = f"{TARGETS[target].title} under Slurm"
+        head = heading(model, cluster, framework, plan, software)
+        return batch_script(job_name(model.name), cluster, launch, target, inner, head)
+
+    return export
+
+
+def job_name(text: str) -> str:
+    """A name that sbatch, a file system and a shell take as it is."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")[:40] or "train"
+
+
+def batch_script(
+    name: str, cluster: ClusterSpec, launch: Launch, target: str, inner: str, head: list[str]
+) -> str:
+    """The script; ``inner`` must not hold the line ``END``."""
+    gpus, nodes = min(cluster.gpus_per_node, cluster.num_gpus), cluster.num_nodes
+    file = launch.file or f"run{TARGETS[target].suffix}"
+    command = " \\\n    ".join(launch.command).format(nodes=nodes, gpus=gpus)
+    lines = [
+        "#!/usr/bin/env bash",
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --nodes={nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gpus-per-node={gpus}",
+        "#SBATCH --exclusive",
+        "#SBATCH --mem=0",
+        "#SBATCH --output=%x-%j.log",
+        *head,
+        "# Submit it from a folder that all nodes share: sbatch --partition=P --account=A FILE",
+        "set -euo pipefail",
+        "",
+        'RUN_DIR="${RUN_DIR:-${SLURM_SUBMIT_DIR:-${PWD}}/run-${SLURM_JOB_ID:?submit it with '
+        'sbatch}}"',
+        f'FILE="${{RUN_DIR}}/{file}"',
+        'mkdir -p "${RUN_DIR}"',
+        f"cat > \"${{FILE}}\" <<'{END}'",
+        inner.rstrip("\n"),
+        END,
+        "",
+        "# The first node is where the processes meet.",
+        'mapfile -t NODES < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")',
+        'export MASTER_ADDR="${NODES[0]}"',
+        'export MASTER_PORT="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"',
+        "",
+        "# One task a node starts the processes of its GPUs; srun gives it all cores.",
+        'srun --label --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_ON_NODE}" \\',
+        f"    {command}",
+    ]
+    return "\n".join(lines) + "\n"
