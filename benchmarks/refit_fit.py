@@ -20,10 +20,10 @@ from refit_model import FloatArray, Predictor
 
 NOISE = 0.06
 """Of the log of a step time that no constant explains: runs repeat to 1 to 5 %, layouts add."""
-ROBUST = 1.0
+ROBUST = 1.5
 """d."""
-CORRELATION = 0.05
-"""c: any number of runs of one family count as no more than 20."""
+CORRELATION = 0.02
+"""c: any number of runs of one family count as no more than 50."""
 MAX_ITERATIONS = 16
 REFRESHES = 1
 """Jacobians computed after that of the priors; between them steps reuse the last."""

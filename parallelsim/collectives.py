@@ -18,8 +18,8 @@ from parallelsim.operators import FloatArray, IntArray, distinct_copies
 
 BoolArray = NDArray[np.bool_]
 
-ALL_TO_ALL_SHARE = 0.763
-PER_NODE_SHARE = 0.954
+ALL_TO_ALL_SHARE = 0.79
+PER_NODE_SHARE = 0.95
 """Of the NIC rate that rings reach: NCCL's all-to-all, and kernels that send a token to each node
 once (docs/equations.md T16)."""
 ALL_TO_ALL_BASE_S, ALL_TO_ALL_HOP_S = 16e-6, 3.6e-6

@@ -15,19 +15,19 @@ WGRAD_RATIO = 1.06
 """Weight-gradient over forward GEMM time: SimuMax's paired shapes, 1.05 (A100) to 1.07 (B200)."""
 FP8_K0_RATIO = 2.6
 """k0 of an fp8 GEMM over that of a 16-bit one (docs/equations.md T1)."""
-FP8_CAST_FACTOR = 0.985
+FP8_CAST_FACTOR = 0.961
 """Measured over counted bytes of the casts (docs/equations.md T4)."""
 UNFUSED_GEMM_EFFICIENCY = 0.568
 """Share of peak of the batched GEMMs of unfused attention (docs/equations.md T3)."""
 UNFUSED_MEMORY_EFFICIENCY = 0.8
 SOFTMAX_BYTES = {"fused": (4.0, 6.0), "fused-dropout": (9.0, 11.0), "eager": (28.0, 28.0)}
 """Bytes moved for each attention score, forward and backward, without flash attention (T3)."""
-STREAM_EFFICIENCY = 0.783
+STREAM_EFFICIENCY = 0.782
 """Share of memory bandwidth of plain streaming kernels, docs/equations.md T4."""
 GROUPED_EXPONENT = 1.5
 """How far the experts' products hide the traffic of their weights: 1 not at all, infinity fully
 (docs/equations.md T15)."""
-GROUPED_MEMORY_EFFICIENCY = 0.8
+GROUPED_MEMORY_EFFICIENCY = 0.727
 """Share of memory bandwidth of the experts' weights and tokens (docs/equations.md T15)."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +19,9 @@ CLUSTER_FACTS = (
 )
 """Columns that decide the cluster."""
 MOST_PER_NODE = 1024
+INFINIBAND_SHARE = 0.84
+"""Of the NICs' bandwidth in a test of the all-reduce: between InfiniBand's 0.94 and the 0.74 of
+clouds' Ethernet (files of hgx-h100 and aws-p5)."""
 LINK_GB_PER_S = (0.01, 10_000.0)
 """Bandwidths that are no mistake: a GPU's share of 1 Gbit/s Ethernet is 0.016 GB/s."""
 
@@ -27,7 +29,7 @@ LINK_GB_PER_S = (0.01, 10_000.0)
 def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
     """A cluster of the row's GPUs: the catalogue's network with the row's sizes and bandwidth.
 
-    Where several clusters have the GPU, the one whose NICs are nearest to the row's; where none
+    Where several clusters have the GPU, the one whose network is nearest to the row's; where none
     has, one of the same architecture lends its network. GPUs that a node joins follow the row,
     except in domains larger than a node (NVL72).
 
@@ -51,17 +53,19 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
     reached = facts.within("measured_inter_node_all_reduce_gb_per_s", *LINK_GB_PER_S)
 
     def distance(cluster: ClusterSpec) -> tuple[float, float]:
-        """NIC bandwidth off by this factor, and what the run's own test reached by this one; among
-        equals the lowest latency, as most networks have.
+        """NIC bandwidth off by this factor; among equals the lowest latency, as most networks have,
+        or the highest where the run's own test stays below InfiniBand's.
         """
-        if _between_nodes(cluster.tiers, cluster.gpus_per_node) == len(cluster.tiers):
+        first = _between_nodes(cluster.tiers, cluster.gpus_per_node)
+        if first == len(cluster.tiers):
             return float("inf"), 0.0
-        tier = cluster.tiers[_between_nodes(cluster.tiers, cluster.gpus_per_node)]
-        rate = tier.bandwidth_bytes_per_s / 1e9
-        ratios = [rate / bandwidth] if bandwidth is not None else []
-        if reached is not None:
-            ratios.append(cluster.gpus_per_node * rate * tier.efficiency / reached)
-        return math.prod(max(ratio, 1 / ratio) for ratio in ratios), tier.latency_s
+        rate, latency = (
+            cluster.tiers[first].bandwidth_bytes_per_s / 1e9,
+            cluster.tiers[first].latency_s,
+        )
+        ratio = 1.0 if bandwidth is None else rate / bandwidth
+        ethernet = reached is not None and reached < INFINIBAND_SHARE * cluster.gpus_per_node * rate
+        return max(ratio, 1 / ratio), -latency if ethernet else latency
 
     chosen = min(candidates, key=distance)
     tiers = list(chosen.tiers)

@@ -14,7 +14,7 @@ from parallelsim.framework import FrameworkSpec
 from parallelsim.measurements import SWITCH_WORDS, Facts, RowError
 from parallelsim.plan import GRAD_DTYPES, MODULES
 
-FLASH_ATTENTION_1_EFFICIENCY = 0.59
+FLASH_ATTENTION_1_EFFICIENCY = 0.577
 """FlashAttention-1 over FlashAttention-2 kernels in whole training runs on A100, fitted with the
 rest (docs/accuracy_leave_out.md); the kernels alone 0.5 to 0.7 (arXiv:2307.08691)."""
 

@@ -27,6 +27,8 @@ FACTORS = np.arange(0.0, 4.01, 0.25)
 step of communication alone within five half-widths."""
 MUCH_EXPOSED = 0.1
 """Share of exposed communication that parts the rows when k is fitted."""
+FOLLOWED = 2
+"""Of a source, by constants that were set with its rows in view: level, and slope."""
 USE_EDGES = (0.70, 0.75, 0.80, 0.85, 0.90, 0.95, 1.00, 1.05, 1.20)
 """Bins of the predicted memory use u; the first and last are open."""
 
@@ -87,6 +89,21 @@ def source_quantile(values: FloatArray, source: TextArray, level: float = LEVEL)
     order = np.argsort(values, kind="stable")
     reached = int(np.searchsorted(np.cumsum(weight[order]), level - 1e-12))
     return float(values[order][reached]) if reached < len(values) else float("inf")
+
+
+def unseen_factor(sources: int) -> float:
+    """Residual of a source that the constants never saw, over that of one that they were set on.
+
+    inf for too few sources.
+
+    Equation: sqrt((1 + h) / (1 - h)), h = 2 / K: the leverage of one of K sources where constants
+    follow two things of each, its level and how it changes with exposed communication. Left out of
+    a fit of all constants, sources have larger errors still (docs/accuracy_leave_out.md).
+    """
+    if sources <= FOLLOWED:
+        return float("inf")
+    leverage = FOLLOWED / sources
+    return float(np.sqrt((1 + leverage) / (1 - leverage)))
 
 
 def source_mean(values: FloatArray, source: TextArray) -> float:
@@ -155,12 +172,16 @@ def _width(regime: Regime, data: Residuals, exchanged: Residuals, factor: float)
     def scores(rows: Residuals) -> FloatArray:
         return np.asarray(np.abs(rows.log_ratio) / (1 + factor * rows.exposed_frac))
 
+    def quantile(rows: Residuals) -> float:
+        unseen = unseen_factor(len(np.unique(rows.source)))
+        return unseen * source_quantile(scores(rows), rows.source)
+
     own = data.take(data.of(regime))
     sources = len(np.unique(own.source))
     if sources >= MIN_SOURCES:
-        return Width(source_quantile(scores(own), own.source), len(own), sources, "its own rows")
+        return Width(quantile(own), len(own), sources, "its own rows")
     known = data.take(data.of(Regime(True, True, regime.several_nodes)))
-    half, basis = source_quantile(scores(known), known.source), ["measured and calibrated rows"]
+    half, basis = quantile(known), ["measured and calibrated rows"]
     squared = half**2
     if not regime.calibrated:
         same = (exchanged.several_nodes == regime.several_nodes) & ~exchanged.experts
