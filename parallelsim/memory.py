@@ -12,7 +12,8 @@ has gathered by then. The peak of a plan is that of its fullest stage.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,8 @@ from parallelsim.stages import (
 )
 
 CHIMERA = code("schedule", "chimera")
+FREE_AT_ONCE = 256
+"""Plans with layout ``free`` whose stages are computed together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,14 +192,22 @@ def fullest_stage(
                 for f in fields(MemoryBreakdown)
             }
         )
-    for plan, memory, fullest in _free_peaks(table, plans):
-        best[plan], index[plan] = memory.total_bytes[fullest], fullest
-        for f in fields(MemoryBreakdown):
-            values = np.array(np.broadcast_to(getattr(chosen, f.name), len(plans)), np.float64)
-            term = np.broadcast_to(getattr(memory, f.name), memory.total_bytes.shape)
-            values[plan] = term[fullest]
-            chosen = replace(chosen, **{f.name: values})
+    for free, fullest, terms, total in _free_peaks(table, plans):
+        best[free], index[free] = total, fullest
+        chosen = _with_terms(chosen, free, terms, len(plans))
     return chosen, best, index
+
+
+def _with_terms(
+    memory: MemoryBreakdown, plans: IntArray, terms: MemoryBreakdown, num_plans: int
+) -> MemoryBreakdown:
+    """The breakdown with the terms of some plans put in."""
+    columns = {}
+    for f in fields(MemoryBreakdown):
+        column = np.array(np.broadcast_to(getattr(memory, f.name), num_plans), np.float64)
+        column[plans] = getattr(terms, f.name)
+        columns[f.name] = column
+    return MemoryBreakdown(**columns)
 
 
 def peak_memory(
@@ -207,25 +218,43 @@ def peak_memory(
     peak = candidates[0][1].total_bytes
     for _, memory in candidates[1:]:
         peak = np.maximum(peak, memory.total_bytes)
-    for plan, memory, stage in _free_peaks(table, plans):
-        peak[plan] = memory.total_bytes[stage]
+    for free, _, _, total in _free_peaks(table, plans):
+        peak[free] = total
     return peak
 
 
-def _free_peaks(table: CostTable, plans: PlanBatch) -> Iterator[tuple[int, MemoryBreakdown, int]]:
-    """Of each plan with layout ``free``: its position, all its stages, and the fullest of them."""
-    for plan, _ in free_stages(plans):
-        _, memory = each_stage(table, plans.take(slice(plan, plan + 1)))
-        yield plan, memory, int(np.argmax(memory.total_bytes))
+def _free_peaks(
+    table: CostTable, plans: PlanBatch
+) -> Iterator[tuple[IntArray, IntArray, MemoryBreakdown, FloatArray]]:
+    """Of the plans with layout ``free``, some at a time: (positions, fullest stage, its memory and
+    total bytes).
+    """
+    free = np.array([plan for plan, _ in free_stages(plans)], np.int64)
+    for some in (free[at : at + FREE_AT_ONCE] for at in range(0, len(free), FREE_AT_ONCE)):
+        chosen = plans.take(some)
+        _, memory = each_stage(table, chosen)
+        ends = np.cumsum(chosen.pp)
+        of_plans = np.split(memory.total_bytes, ends[:-1])
+        stage = np.array([int(np.argmax(total)) for total in of_plans])
+        at = ends - chosen.pp + stage
+        terms = {
+            f.name: np.broadcast_to(getattr(memory, f.name), memory.total_bytes.shape)[at]
+            for f in fields(MemoryBreakdown)
+        }
+        yield some, stage, MemoryBreakdown(**terms), memory.total_bytes[at]
 
 
-def each_stage(table: CostTable, plan: PlanBatch) -> tuple[FloatArray, MemoryBreakdown]:
-    """(layers of the weights that it holds, peak bytes) of every stage of one plan; shape [pp]."""
-    pp = int(plan.pp[0])
-    batch = plan.take(np.zeros(pp, np.int64))
-    rows, columns = table.rows(batch), plan_columns(table.model.num_layers, batch)
-    held, index = states(table, rows, batch, columns), np.arange(pp, dtype=np.float64)
-    is_first, is_last, ends = index == 0, index == pp - 1, columns.ends
+def each_stage(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, MemoryBreakdown]:
+    """(layers of the weights that it holds, peak bytes) of every stage of the plans, one plan after
+    the other; shape [sum of pp].
+    """
+    rows, columns = table.rows(plans), plan_columns(table.model.num_layers, plans)
+    held, pp = states(table, rows, plans, columns), plans.pp
+    stages = list(free_stages(plans))
+    plan = np.repeat(np.arange(len(plans)), pp)
+    index = (np.arange(len(plan)) - np.repeat(np.cumsum(pp) - pp, pp)).astype(np.float64)
+    rows, plans, columns, held = (_repeated(x, plan) for x in (rows, plans, columns, held))
+    is_first, is_last, ends = index == 0, index == columns.pp - 1, columns.ends
 
     def by_stage(values: StageLayers) -> FloatArray:
         return np.where(is_first, values.first, np.where(is_last, values.last, values.middle))
@@ -234,17 +263,24 @@ def each_stage(table: CostTable, plan: PlanBatch) -> tuple[FloatArray, MemoryBre
         return np.where(is_first, first, np.where(is_last, last, 0.0))
 
     layers, recomputed = by_stage(columns.layers), by_stage(columns.recomputed)
-    edges, experts = at_ends(held.first_parameters, held.last_parameters), np.zeros(pp)
+    edges, experts = at_ends(held.first_parameters, held.last_parameters), np.zeros(len(plan))
     if held.experts is not None:
         experts = at_ends(held.experts.first_parameters, held.experts.last_parameters)
     embedding = at_ends(ends.embedding_first, ends.embedding_last)
-    for _, stages in free_stages(plan):
-        layers, recomputed = stages.layers, stages.recomputed
+    for at, free in stages:
+        layers[plan == at], recomputed[plan == at] = free.layers, free.recomputed
     head = np.ceil(at_ends(ends.head_first, ends.head_last))
     stage = Stage(index, layers, recomputed, edges, experts, embedding, head)
-    stage = _with_leading(stage, table, rows, batch, columns)
-    memory = stage_memory(table, batch, columns, held, activations(table, rows), stage)
+    stage = _with_leading(stage, table, rows, plans, columns)
+    memory = stage_memory(table, plans, columns, held, activations(table, rows), stage)
     return layers * ends.copies, memory
+
+
+def _repeated(values: Any, index: IntArray) -> Any:
+    """The values of each plan at these positions, however nested; numbers for all plans stay."""
+    if isinstance(values, tuple):
+        return type(values)(*(_repeated(value, index) for value in values))
+    return values.take(index) if isinstance(values, np.ndarray | PlanBatch) else values
 
 
 def _with_leading(

@@ -118,16 +118,10 @@ class PlanBatch:
         columns = {name: getattr(self, name) for name in PLAN_FIELDS}
         if isinstance(index, slice):  # of one number seen often, a slice is one
             return PlanBatch(**{k: c[index] for k, c in columns.items()}, cuts=self.cuts)
-        first = self.tp[index]
-        return PlanBatch(
-            **{
-                name: np.broadcast_to(column[:1].reshape(-1), first.shape)
-                if column.strides == (0,) and len(column)
-                else column[index]
-                for name, column in columns.items()
-            },
-            cuts=self.cuts,
-        )
+        index = np.asarray(index)
+        is_mask = index.dtype == np.bool_
+        index = np.flatnonzero(index) if is_mask else index.astype(np.int64, copy=False)
+        return PlanBatch(**{k: _taken(c, index) for k, c in columns.items()}, cuts=self.cuts)
 
     def folded(self) -> PlanBatch:
         """The same plans; a column of equal numbers becomes one number seen P times, which is
@@ -162,6 +156,13 @@ def by_code(values: NDArray[Any], codes: IntArray) -> NDArray[Any]:
     if codes.strides == (0,) and len(codes):
         return np.broadcast_to(values[codes[0]], codes.shape)
     return values.take(codes)
+
+
+def _taken(column: IntArray, index: IntArray) -> IntArray:
+    if column.strides == (0,) and len(column) > 0:
+        fewer = len(index) <= len(column)
+        return column[: len(index)] if fewer else np.broadcast_to(column[0], index.shape)
+    return column.take(index)
 
 
 def _folded(column: IntArray) -> IntArray:

@@ -58,7 +58,8 @@ def _each(
     for rule in rules:
         broken = rule.broken(context, plans)
         if isinstance(broken, np.ndarray):
-            yield rule, np.broadcast_to(broken, len(plans))
+            whole = broken.shape == (len(plans),)
+            yield rule, broken if whole else np.broadcast_to(broken, len(plans))
 
 
 def obeys_rules(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray
-from parallelsim.plan import LAYOUTS, MAX_DEGREE, TWO_WAY, WAVES, code
+from parallelsim.plan import LAYOUTS, MAX_DEGREE, SCHEDULES, TWO_WAY, WAVES, code
 from parallelsim.plan_batch import PlanBatch, by_code, largest
 
 EMBEDDING, LOSS, BOTH, FIRST_LAST = (
@@ -31,9 +31,9 @@ COUNTS_EMBEDDING, COUNTS_LOSS = (
     for names in (("embedding", "embedding-loss"), ("loss", "embedding-loss"))
 )
 """By code: 1 where a layout gives the embedding, or the loss, a layer's place."""
-WAVE_CODES = [code("schedule", name) for name in WAVES]
-TWO_WAY_CODES = [code("schedule", name) for name in TWO_WAY]
-PLAIN_SCHEDULES = min(WAVE_CODES + TWO_WAY_CODES)
+IS_WAVE, IS_TWO_WAY = (np.isin(SCHEDULES, names) for names in (WAVES, TWO_WAY))
+"""By code: whether a schedule is one."""
+PLAIN_SCHEDULES = int(np.argmax(IS_WAVE | IS_TWO_WAY))
 """Schedules below this code deal chunks round the ranks, one copy of each."""
 
 
@@ -135,7 +135,7 @@ def leading_on_rank(model: ModelSpec, plans: PlanBatch, rank: FloatArray) -> Flo
     of two copies of the model the sum of both.
     """
     mirror = plans.pp - 1 - rank
-    share = (rank == 0) + (mirror == 0) * np.isin(plans.schedule, TWO_WAY_CODES) * 1.0
+    share = (rank == 0) + (mirror == 0) * by_code(IS_TWO_WAY, plans.schedule) * 1.0
     beyond = np.flatnonzero(_beyond_first_chunk(model, plans))
     if beyond.size:
         share[beyond] = _dealt_share(model, plans.take(beyond), rank[beyond])
@@ -155,14 +155,14 @@ def _dealt_share(model: ModelSpec, plans: PlanBatch, rank: FloatArray) -> FloatA
     pp = plans.pp.astype(np.float64)
     layers_before, mirror = _layers_before(model.num_layers, plans), pp - 1 - rank
     special = largest(plans.schedule) >= PLAIN_SCHEDULES
-    wave = np.isin(plans.schedule, WAVE_CODES) if special else False
+    wave = by_code(IS_WAVE, plans.schedule) if special else False
     share, turn = _leading_between(layers_before, model, rank), 1
     while (layers_before(turn * pp) < model.num_leading_layers).any():
         on_turn = np.where(wave, mirror, rank) if turn % 2 else rank
         share = share + _leading_between(layers_before, model, turn * pp + on_turn)
         turn += 1
     if special:
-        two_way = np.isin(plans.schedule, TWO_WAY_CODES)
+        two_way = by_code(IS_TWO_WAY, plans.schedule)
         share = share + two_way * _leading_between(layers_before, model, mirror)
     return share
 
@@ -185,7 +185,7 @@ def ranks_at_leading_end(model: ModelSpec, plans: PlanBatch) -> tuple[FloatArray
 def _rank_of(plans: PlanBatch, chunk: FloatArray) -> FloatArray:
     """The rank that holds a chunk of the model, shape [P]."""
     turn, place = np.divmod(chunk, plans.pp)
-    upwards = np.isin(plans.schedule, WAVE_CODES) & (turn % 2 == 1)
+    upwards = by_code(IS_WAVE, plans.schedule) & (turn % 2 == 1)
     return np.where(upwards, plans.pp - 1 - place, place)
 
 
@@ -216,7 +216,7 @@ def _uneven_chunks(plans: PlanBatch) -> NDArray[np.bool_]:
     by_rank: NDArray[np.bool_] = np.asarray(plans.layout == FIRST_LAST)
     if not by_rank.any():
         return by_rank
-    return np.asarray(by_rank & ~np.isin(plans.schedule, WAVE_CODES))
+    return np.asarray(by_rank & ~by_code(IS_WAVE, plans.schedule))
 
 
 def _set_classes(classes: StageLayers, index: int, values: FloatArray) -> None:
@@ -263,7 +263,7 @@ class Ends(NamedTuple):
 def _ends(plans: PlanBatch, is_single: FloatArray, *, special: bool) -> Ends:
     if not special:
         return Ends(1.0, 0.0, is_single, 1 - is_single, 1.0)
-    wave, two_way = (np.isin(plans.schedule, codes) for codes in (WAVE_CODES, TWO_WAY_CODES))
+    wave, two_way = (by_code(kind, plans.schedule) for kind in (IS_WAVE, IS_TWO_WAY))
     head_first = np.where(wave, 1.0, np.where(two_way, 0.5, is_single))
     return Ends(
         np.where(two_way, 0.5, 1.0),
@@ -279,7 +279,7 @@ def _rank_layers(num_layers: int, plans: PlanBatch, *, special: bool) -> StageLa
     layers = stage_layers(num_layers, plans)
     if not special:
         return layers
-    wave, two_way = (np.isin(plans.schedule, codes) for codes in (WAVE_CODES, TWO_WAY_CODES))
+    wave, two_way = (by_code(kind, plans.schedule) for kind in (IS_WAVE, IS_TWO_WAY))
     chunks, mean = chunk_layers(num_layers, plans), (layers.first + layers.last) / 2
     first = chunks.first + chunks.last + (plans.vpp - 2) * chunks.middle
     whole = plans.vpp * chunks.middle

@@ -57,7 +57,7 @@ class GridSearcher(Searcher):
             scan = Scan(space, keep, memory_limit, meter)
             scan.run()
             refined = _refined(scan, request.top_k)
-            if refined.proven or scan.stopped or keep >= MOST_KEPT or not scan.truncated:
+            if refined.reached or scan.stopped or keep >= MOST_KEPT:
                 break
             keep *= SPARE
         nearest = scan.found.nearest.plans
@@ -106,6 +106,8 @@ class _Refined:
 
     safe: Simulation
     tight: Simulation
+    reached: bool
+    """The bound of no plan that the scan dropped is below the last place."""
     proven: bool
     """The safe ranking lacks no plan of the space."""
     num_replayed: int = 0
@@ -123,7 +125,7 @@ def _refined(scan: Scan, top_k: int) -> _Refined:
         space = scan.space
         inputs = (space.model, space.cluster, space.framework)
         kept = simulate(*inputs, scan.found.safe.plans, scan.memory_limit)
-        return _Refined(ranking(kept, top_k), kept.take(slice(0)), proven=False)
+        return _Refined(ranking(kept, top_k), kept.take(slice(0)), reached=False, proven=False)
 
 
 def _replay_and_cut(scan: Scan, top_k: int) -> _Refined:
@@ -147,6 +149,7 @@ def _replay_and_cut(scan: Scan, top_k: int) -> _Refined:
     return _Refined(
         safe=safe,
         tight=tight,
+        reached=reached,
         proven=ranked.complete and reached and exact,
         num_replayed=replays.num_replayed,
         num_cut=found.num_cut if found else 0,

@@ -127,20 +127,20 @@ def _run(graph: Graph, costs: StageCosts, seconds: FloatArray, transfer: FloatAr
 
 
 def _run_one(graph: Graph, spent: FloatArray, state: FloatArray, start: FloatArray) -> None:
-    """The same sums and maxima for one plan, node by node: faster where levels are narrow."""
-    free: list[float] = state[: graph.num_heads, 0].tolist()
-    there = free.copy()
-    begun: list[float] = []
-    occupied, until_sent = spent[:, 0].tolist(), spent[:, 1].tolist()
+    """The same sums and maxima for one plan, node by node: faster where levels are narrow.
+
+    A node begins when the rank is free of what it did before, and what it waits for has arrived.
+    """
+    heads = graph.num_heads
+    none = np.zeros(heads)
+    occupied = np.concatenate([none, spent[:, 0]]).take(graph.own).tolist()
+    until_sent = np.concatenate([none, spent[:, 1]]).take(graph.sent).tolist()
+    begun: list[float] = state[:heads, 0].tolist()
     nodes = zip(graph.own.tolist(), graph.sent.tolist(), occupied, until_sent, strict=True)
     for own, sent, computing, sending in nodes:
-        at, arrived = free[own], there[sent]
-        if arrived > at:
-            at = arrived
-        begun.append(at)
-        free.append(at + computing)
-        there.append(at + sending)
-    start[:] = begun
+        at, arrived = begun[own] + computing, begun[sent] + sending
+        begun.append(arrived if arrived > at else at)
+    start[:] = begun[heads:]
 
 
 def _gathers(graph: Graph, costs: StageCosts) -> tuple[FloatArray, FloatArray]:
