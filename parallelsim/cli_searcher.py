@@ -129,7 +129,7 @@ def run_search(inputs: Inputs, search: SearchOptions, how: HowToSearch, top: int
             how.sampler or "tpe",
             how.storage,
             how.study,
-            [plan for plan in best.plans.plans if plan.layout != "free"] if best else (),
+            tuple(best.plans.plans) if best else (),
             how.pareto,
         )
     return searcher.search(space, request)

@@ -112,7 +112,7 @@ class _Worker:
     ) -> None:
         self.study, self.objective = study, objective
         self.startup, self.sampled = startup, sampled
-        self.encoding = Encoding(objective.space)
+        self.encoding = Encoding(objective.space, objective.table, objective.memory_limit)
         self.distributions = {c.name: _distribution(c) for c in self.encoding.coordinates}
         self.parents = Parents(by_front=len(study.directions) > 1)
         self.rng = np.random.default_rng(seed)
@@ -138,6 +138,8 @@ class _Worker:
         """
         self.objective.meter.check_time()
         self._see_others()
+        if not self.parents.by_front:
+            self.encoding.below_s = float(np.exp(self.parents.best))
         self._ask(size)
         claimed = self._claimed(self.encoding.decode([t.params for t in self.running]))
         plans = self.encoding.plans(claimed)

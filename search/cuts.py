@@ -46,6 +46,8 @@ LEAST_GAIN = 5e-4
 """Share of the step that a cut must promise."""
 SPARE_MEMORY = 1.02
 """The estimate's even share may exceed the memory limit by so much: cuts are uneven."""
+MOST_NEIGHBOURS = 8
+"""Cuts next to one: at two ends, to and fro, with two chunks between."""
 MAX_CHUNKS = 1024
 """Families with more chunks are not cut."""
 FREE, FULL = code("layout", "free"), code("recompute", "full")
@@ -94,9 +96,7 @@ def fastest_cuts(replays: Replays, plans: PlanBatch, below_s: float) -> Simulati
     """
     cut = replays.simulated(plans)
     cut = cut.take(cut.obeys_rules & (cut.zone == 0))
-    least = np.zeros(len(cut))
-    for index in same_schedules(cut.plans, np.arange(len(cut))):
-        least[index] = least_replays_s(replays.table, cut.plans.take(index))
+    least = least_cut_step_time(replays.table, cut.plans)
     families = [family(cut.plans, i) for i in range(len(cut))]
     left = [i for i in np.argsort(least, kind="stable").tolist() if least[i] < below_s]
     first = {families[i]: i for i in reversed(left)}
@@ -109,6 +109,14 @@ def fastest_cuts(replays: Replays, plans: PlanBatch, below_s: float) -> Simulati
     for place in np.lexsort([np.array(done + more), found.step_time_s]).tolist():
         fastest.setdefault(families[(done + more)[place]], place)
     return found.take(np.array(list(fastest.values()), np.int64))
+
+
+def least_cut_step_time(table: CostTable, plans: PlanBatch) -> FloatArray:
+    """Seconds that no replay of these plans with layout ``free`` is below, shape [P]."""
+    least = np.zeros(len(plans))
+    for index in same_schedules(plans, np.arange(len(plans))):
+        least[index] = least_replays_s(table, plans.take(index))
+    return least
 
 
 def find_cuts(
@@ -138,8 +146,7 @@ def find_cuts(
     plans = PlanBatch.concatenate([none, *families])
     inputs = (space.model, space.cluster, space.framework)
     plans = plans.take(obeys_rules(*inputs, plans, BEFORE_CUT))
-    limit = SPARE_MEMORY * memory_limit * float(space.cluster.accelerator.memory_bytes)
-    plans, estimate = _estimated(space, table, plans, below_s, limit)
+    _, plans, estimate = estimated(space, table, plans, below_s, memory_limit)
     best = np.array([known.get(family(plans, i), np.inf) for i in range(len(plans))])
     promising = np.flatnonzero(estimate < np.minimum(below_s, best * (1 - LEAST_GAIN)))
     promising = promising[np.argsort(estimate[promising], kind="stable")]
@@ -169,9 +176,16 @@ def _diverse(plans: PlanBatch, promising: IntArray) -> list[int]:
     return chosen
 
 
+def stagings_to_cut(space: SearchSpace, pp: int) -> list[tuple[int, int]]:
+    """(vpp, schedule code) with which layers are cut, of the schedules that deal chunks to the
+    ranks round by round.
+    """
+    return [(vpp, schedule) for vpp, schedule in space.free_stagings(pp) if pp * vpp <= MAX_CHUNKS]
+
+
 def _with_stagings(space: SearchSpace, pp: int, plans: PlanBatch) -> PlanBatch:
-    """Every plan with every schedule that deals chunks to the ranks round by round."""
-    stagings = [s for s in space.free_stagings(pp) if pp * s[0] <= MAX_CHUNKS]
+    """Every plan with each of them."""
+    stagings = stagings_to_cut(space, pp)
     number = len(stagings)
     columns = {name: np.repeat(getattr(plans, name), number) for name in PLAN_FIELDS}
     for name, values in zip(("vpp", "schedule"), np.array(stagings).reshape(-1, 2).T, strict=True):
@@ -180,21 +194,23 @@ def _with_stagings(space: SearchSpace, pp: int, plans: PlanBatch) -> PlanBatch:
     return PlanBatch.from_columns(number * len(plans), columns | {"layout": FREE})
 
 
-def _estimated(
-    space: SearchSpace, table: CostTable, plans: PlanBatch, below_s: float, limit_bytes: float
-) -> tuple[PlanBatch, FloatArray]:
-    """The families whose estimate is below ``below_s``, at the depth of recompute that they need,
-    and their estimates. Layouts are even here, with fractions of layers.
+def estimated(
+    space: SearchSpace, table: CostTable, plans: PlanBatch, below_s: float, memory_limit: float
+) -> tuple[IntArray, PlanBatch, FloatArray]:
+    """(positions of the families whose estimate is below ``below_s``, those at the depth of
+    recompute that they need, their estimates). Layouts are even here, with fractions of layers.
     """
+    index = np.arange(len(plans))
+    limit_bytes = SPARE_MEMORY * memory_limit * float(space.cluster.accelerator.memory_bytes)
     plans = replace(plans, layout=np.zeros(len(plans), np.int64))
     least = 0 if "none" in space.recompute_kinds else 1
     most = np.ceil(space.model.num_layers / (plans.pp * plans.vpp)).astype(np.int64)
     depth = np.full(len(plans), least)
     can_recompute = "full" in space.recompute_kinds
 
-    def chosen(index: IntArray | BoolArray) -> None:
-        nonlocal plans, depth, most
-        plans, depth, most = plans.take(index), depth[index], most[index]
+    def chosen(kept: BoolArray) -> None:
+        nonlocal index, plans, depth, most
+        index, plans, depth, most = index[kept], plans.take(kept), depth[kept], most[kept]
 
     chosen(by_block(table, _recomputing(plans, depth), balanced_step_time)[0] < below_s)
     over = by_block(table, _recomputing(plans, depth), peak_memory)[0] > limit_bytes
@@ -213,7 +229,7 @@ def _estimated(
     chosen(obeys_rules(*inputs, listed, BEFORE_CUT))
     estimate = by_block(table, _recomputing(plans, depth), balanced_step_time)[0]
     below = estimate < below_s
-    return plans.take(below), estimate[below]
+    return index[below], plans.take(below), estimate[below]
 
 
 def _recomputing(plans: PlanBatch, depth: IntArray) -> PlanBatch:

@@ -3,7 +3,9 @@
 A point has one coordinate for each choice that a space leaves: degrees and micro-batch sizes as
 positions among their values, switches and kinds as categories, virtual stages as a logarithm, the
 layers that the first and last stage have fewer than those between, the depth of recompute as a
-share of a chunk. dp follows from the other degrees.
+share of a chunk. dp follows from the other degrees. Where ``is_cut``, the layers are cut into
+stages by dynamic programming together with the depth of recompute, and ``nudge`` chooses among
+that cut and those a layer away from it (:mod:`parallelsim.search.free_cuts`).
 
 Which values go together is left to the tables of the space. A point is decoded field by field, each
 taking the nearest value that plans with the fields before have; layout, virtual stages, schedule
@@ -18,10 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from parallelsim.search.choice_tree import ChoiceTree, Coordinate, Point
+from parallelsim.search.cuts import BEFORE_CUT, FREE, MOST_NEIGHBOURS
+from parallelsim.search.free_cuts import FreeCuts
 from parallelsim.search.space import SearchSpace
 from parallelsim.search.stagings import STAGED
 
-from parallelsim.operators import FloatArray
+from parallelsim.costs import CostTable
+from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan import PLAN_FIELDS, Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray
@@ -31,8 +36,10 @@ from parallelsim.stages import chunk_layers, stage_layers
 
 FIRST = ("pp", "tp", "cp", "ep", "etp", "micro_batch_size")
 """Fields that are decoded before the others."""
-KINDS = ("schedule", "recompute")
+KINDS = ("is_cut", "schedule", "recompute")
 WEIGHTS = {
+    "is_cut": 256.0,
+    "nudge": 1.0,
     "log2_vpp": 4.0,
     "first_fewer": 1.0,
     "last_fewer": 1.0,
@@ -42,7 +49,8 @@ WEIGHTS = {
 }
 """Of the coordinates of stagings in the distance between two: a kind is changed last, the cut into
 stages by a layer first."""
-STAGING_RULES = tuple(rule for rule in RULES if rule.reads_staging)
+NUM_NUDGES = 1 + MOST_NEIGHBOURS
+STAGING_RULES = tuple(rule for rule in BEFORE_CUT if rule.reads_staging)
 UNSTAGED_RULES = tuple(rule for rule in RULES if not rule.reads_staging)
 
 
@@ -54,9 +62,14 @@ that searches the same space."""
 class Encoding:
     """Decodes points of one space into plans that differ."""
 
-    def __init__(self, space: SearchSpace) -> None:
+    def __init__(self, space: SearchSpace, table: CostTable, memory_limit: float) -> None:
+        """See the class; ``table``: the costs of the space's plans."""
         self.space = space
-        degrees = [pp for pp in space.pipeline_degrees if space.num_stagings(pp).any()]
+        self.below_s = np.inf
+        """Layers are cut only where that promises a step faster than this."""
+        self._cuts = FreeCuts(space, table, memory_limit)
+        self._staged = {pp: self._staged_rows(pp) for pp in space.pipeline_degrees}
+        degrees = [pp for pp, staged in self._staged.items() if len(staged)]
         tables = [space.unstaged(pp) for pp in degrees]
         inputs = (space.model, space.cluster, space.framework)
         valid = [np.flatnonzero(obeys_rules(*inputs, t, UNSTAGED_RULES)) for t in tables]
@@ -64,20 +77,54 @@ class Encoding:
         parts.insert(0, PlanBatch.from_plans([]))
         rest = [name for name in PLAN_FIELDS if name not in (*FIRST, *STAGED)]
         self._tree = ChoiceTree(PlanBatch.concatenate(parts), (*FIRST, *rest))
+        self._least_cut_s = np.concatenate([self._cuts.least_s(part) for part in parts])
         self._rows = np.concatenate([np.zeros(0, np.int64), *valid])
         self._pp = np.repeat(degrees, [len(rows) for rows in valid])
-        self._stagings = {pp: _features(space, pp) for pp in set(self._pp.tolist())}
+        self._stagings = {pp: self._features(pp) for pp in set(self._pp.tolist())}
         self._fitting = {pp: space.stagings_by_kind(pp) for pp in self._stagings}
         self._opened: dict[int, _Row] = {}
         self.coordinates = (*self._tree.coordinates, *self._staging_coordinates())
         """Of the space's points; a choice that follows from the others has none."""
+
+    def _staged_rows(self, pp: int) -> IntArray:
+        """The space's stagings, then ``NUM_NUDGES`` rows for each with which layers are cut."""
+        stagings = self._cuts.stagings(pp)
+        cut = np.zeros((len(stagings), len(STAGED)), np.int64)
+        cut[:, [STAGED.index("vpp"), STAGED.index("schedule")]] = np.reshape(stagings, (-1, 2))
+        cut[:, STAGED.index("layout")] = FREE
+        return np.concatenate([self.space.staged_rows(pp), np.repeat(cut, NUM_NUDGES, axis=0)])
+
+    def _features(self, pp: int) -> Mapping[str, FloatArray]:
+        """The coordinates of every staging of one pp, by name; NaN where it has none."""
+        staged = self._staged[pp]
+        columns = {name: staged[:, i] for i, name in enumerate(STAGED)}
+        plans = PlanBatch.from_columns(len(staged), {**columns, "pp": pp})
+        is_cut = plans.layout == FREE
+        features = dict.fromkeys(WEIGHTS, np.full(len(staged), np.nan))
+        for name, values in _features_of(self.space.model.num_layers, plans.take(~is_cut)).items():
+            features[name] = features[name].copy()
+            features[name][~is_cut] = values
+        features |= {
+            "is_cut": is_cut * 1.0,
+            "nudge": np.where(is_cut, (np.cumsum(is_cut) - 1) % NUM_NUDGES, np.nan),
+            "log2_vpp": np.log2(plans.vpp),
+            "schedule": plans.schedule.astype(np.float64),
+        }
+        return features
+
+    def _nudge(self, pp: int, staging: int) -> int:
+        """Of a staging whose layers are cut: which of the cuts."""
+        return (staging - len(self.space.staged_rows(pp))) % NUM_NUDGES
 
     def _staging_coordinates(self) -> list[Coordinate]:
         found = []
         for name in WEIGHTS:
             parts = [features[name] for features in self._stagings.values()]
             known = np.unique(np.concatenate([np.zeros(0), *parts]))
-            if name in KINDS:
+            known = known[~np.isnan(known)]
+            if name == "nudge":
+                found += [Coordinate(name, size=NUM_NUDGES)] if len(known) else []
+            elif name in KINDS:
                 if any(_is_free(name, features) for features in self._stagings.values()):
                     found.append(Coordinate(name, categories=tuple(known.astype(int).tolist())))
             elif known.max(initial=0) > 0:
@@ -107,8 +154,8 @@ class Encoding:
         row = self._tree.row(path)
         self._open({row})
         opened = self._opened[row]
-        distance = np.where(opened.valid, self._distance(row, point), np.inf)
-        return bool(opened.free[np.argmin(distance)]) if len(distance) else False
+        staging = self._closest(row, point, opened.valid)
+        return staging is not None and bool(opened.free[staging])
 
     def take(self, identity: PlanId) -> None:
         """Do not decode this plan any more."""
@@ -123,32 +170,69 @@ class Encoding:
 
     def wish(self, plan: Plan) -> dict[str, float]:
         """The coordinates of a plan that need not be of the space."""
-        batch = PlanBatch.from_plans([plan])
-        features = _features_of(self.space.model.num_layers, batch)
-        return self._tree.wish(batch) | {name: float(v[0]) for name, v in features.items()}
+        return self._tree.wish(PlanBatch.from_plans([plan])) | self._point_of(plan)
 
     def plans(self, identities: Sequence[PlanId]) -> PlanBatch:
         """The plans themselves."""
-        return self._plans([row for row, _ in identities], [staged for _, staged in identities])
+        plans = self._plans([row for row, _ in identities], [staged for _, staged in identities])
+        index = np.flatnonzero(plans.layout == FREE)
+        if not len(index):
+            return plans
+        cut = PlanBatch.from_plans([self._cut_plan(identities[i]) for i in index.tolist()])
+        order = np.arange(len(plans))
+        order[index] = len(plans) + np.arange(len(index))
+        return PlanBatch.concatenate([plans, cut]).take(order)
 
     def point(self, identity: PlanId) -> dict[str, float]:
         """The coordinates of a plan."""
+        (plan,) = self.plans([identity])
+        return self._tree.point(identity[0]) | self._point_of(plan)
+
+    def _point_of(self, plan: Plan) -> dict[str, float]:
+        """The coordinates of a plan's staging."""
+        batch = PlanBatch.from_plans([plan])
+        features = _features_of(self.space.model.num_layers, batch)
+        point = {name: float(values[0]) for name, values in features.items()}
+        is_cut = plan.layout == "free"
+        nudge = self._cuts.position(plan) if is_cut else 0
+        return point | {"is_cut": float(is_cut), "nudge": float(nudge)}
+
+    def _cut_plan(self, identity: PlanId) -> Plan:
+        """The plan of a staging whose layers are cut."""
         row, staging = identity
-        features = self._stagings[int(self._pp[row])]
-        of_staging = {name: float(values[staging]) for name, values in features.items()}
-        return self._tree.point(row) | of_staging
+        return self._cuts.of(self._family(row, staging))[self._nudge(int(self._pp[row]), staging)]
 
     def _nearest(self, point: Point) -> PlanId | None:
         """The nearest plan that was not taken."""
         while path := self._tree.nearest(point):
             row = self._tree.row(path)
             self._open({row})
-            free = self._opened[row].free
-            if free.any():
-                distance = np.where(free, self._distance(row, point), np.inf)
-                return row, int(np.argmin(distance))
+            staging = self._closest(row, point, self._opened[row].free)
+            if staging is not None:
+                return row, staging
             self._tree.close(path)
         return None
+
+    def _closest(self, row: int, point: Point, among: BoolArray) -> int | None:
+        """The nearest of these stagings of a row; cuts without a plan are struck off."""
+        opened, distance = self._opened[row], self._distance(row, point)
+        while among.any():
+            staging = int(np.argmin(np.where(among, distance, np.inf)))
+            pp = int(self._pp[row])
+            if staging < len(self.space.staged_rows(pp)):
+                return staging
+            nudge, number = self._nudge(pp, staging), 0
+            if opened.estimates[staging] < self.below_s:
+                number = len(self._cuts.of(self._family(row, staging)))
+            if nudge < number:
+                return staging
+            missing = slice(staging - nudge + number, staging - nudge + NUM_NUDGES)
+            opened.valid[missing] = opened.free[missing] = False
+        return None
+
+    def _family(self, row: int, staging: int) -> Plan:
+        """The plan without its cut."""
+        return self._plans([row], [staging]).plan(0)
 
     def _distance(self, row: int, point: Point) -> FloatArray:
         """From the point to each staging of the row's pp."""
@@ -156,38 +240,57 @@ class Encoding:
         distance = np.zeros(len(features["log2_vpp"]))
         for name, feature in features.items():
             if name in point:
-                away = feature - point[name]
+                away = np.nan_to_num(feature - point[name])
                 distance += WEIGHTS[name] * (away != 0 if name in KINDS else np.abs(away))
         return distance
 
     def _open(self, rows: Collection[int]) -> None:
         """Note which stagings go with these rows and obey the rules."""
         shared, staged = [], []
-        for row in sorted(row for row in rows if row not in self._opened):
+        families: list[tuple[int, int]] = []
+        if not (new := sorted(row for row in rows if row not in self._opened)):
+            return
+        for row in new:
             pp = int(self._pp[row])
             kinds, positions = self._fitting[pp]
             fitting = positions[kinds[self._rows[row]]]
-            none = np.zeros(len(self.space.staged_rows(pp)), np.bool_)
-            self._opened[row] = _Row(none, none.copy())
+            size, regular = len(self._staged[pp]), len(self.space.staged_rows(pp))
+            if self._least_cut_s[row] < self.below_s:
+                families += [(row, first) for first in range(regular, size, NUM_NUDGES)]
+            none = np.zeros(size, np.bool_)
+            self._opened[row] = _Row(none, none.copy(), np.full(size, np.inf))
             shared += [row] * len(fitting)
             staged += fitting.tolist()
-        if not shared:
-            return
         space = self.space
         inputs = (space.model, space.cluster, space.framework)
         obeys = obeys_rules(*inputs, self._plans(shared, staged), STAGING_RULES)
         for row, staging in np.array([shared, staged]).T[obeys].tolist():
             opened = self._opened[row]
             opened.valid[staging] = opened.free[staging] = True
+        if families:
+            self._estimate(families)
+
+    def _estimate(self, families: Sequence[tuple[int, int]]) -> None:
+        """Note which families, rows with their first staging, promise a cut."""
+        space, asked = self.space, np.array(families)
+        plans = self._plans(*asked.T.tolist())
+        inputs = (space.model, space.cluster, space.framework)
+        index = np.flatnonzero(obeys_rules(*inputs, plans, STAGING_RULES))
+        estimates = self._cuts.estimates(plans.take(index), self.below_s)
+        for (row, first), estimate in zip(asked[index].tolist(), estimates.tolist(), strict=True):
+            if estimate < np.inf:
+                opened, nudges = self._opened[row], slice(first, first + NUM_NUDGES)
+                opened.valid[nudges] = opened.free[nudges] = True
+                opened.estimates[nudges] = estimate
 
     def _plans(self, rows: Sequence[int], stagings: Sequence[int]) -> PlanBatch:
-        """The plans of these rows and stagings, side by side."""
+        """The plans of these rows and stagings, side by side; families where layers are cut."""
         space = self.space
         if not rows:
             return PlanBatch.from_plans([])
         pps = self._pp[rows]
         shared = [space.shared_rows(pp)[self._rows[r]] for pp, r in zip(pps, rows, strict=True)]
-        staged = [space.staged_rows(pp)[s] for pp, s in zip(pps, stagings, strict=True)]
+        staged = [self._staged[pp][s] for pp, s in zip(pps, stagings, strict=True)]
         return space.joined(pps, np.array(shared).T, np.array(staged).T)
 
 
@@ -197,15 +300,8 @@ class _Row:
 
     valid: BoolArray
     free: BoolArray
-
-
-def _features(space: SearchSpace, pp: int) -> Mapping[str, FloatArray]:
-    """The coordinates of every staging of one pp, by name."""
-    table = space.staged_rows(pp)
-    columns = {name: table[:, i] for i, name in enumerate(STAGED)}
-    return _features_of(
-        space.model.num_layers, PlanBatch.from_columns(len(table), {**columns, "pp": pp})
-    )
+    estimates: FloatArray
+    """Seconds that a cut may take."""
 
 
 def _features_of(num_layers: int, plans: PlanBatch) -> Mapping[str, FloatArray]:
@@ -226,5 +322,6 @@ def _features_of(num_layers: int, plans: PlanBatch) -> Mapping[str, FloatArray]:
 def _is_free(name: str, features: Mapping[str, FloatArray]) -> bool:
     """Whether stagings with the same number of chunks differ in the kind."""
     chunks = np.round(features["log2_vpp"], 6)
-    with_kind = len({*zip(chunks.tolist(), features[name].tolist(), strict=True)})
-    return with_kind > len(set(chunks.tolist()))
+    known = ~np.isnan(features[name])
+    chunks, kinds = chunks[known].tolist(), features[name][known].tolist()
+    return len({*zip(chunks, kinds, strict=True)}) > len(set(chunks))

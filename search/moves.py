@@ -41,6 +41,12 @@ class Parents:
                 del self._front[plan]
             self._front[identity] = tuple(values)
 
+    @property
+    def best(self) -> float:
+        """The least first value of a plan that fits; infinite before the first one."""
+        fitting = (key[1] for key, _ in self._best.values() if key[0] <= 0)
+        return min(fitting, default=np.inf)
+
     def draw(self, rng: np.random.Generator) -> PlanId | None:
         """One of them; the better, the more often."""
         if self._front and rng.random() < 0.5:

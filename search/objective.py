@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from parallelsim.search.bounds import least_step_time
+from parallelsim.search.cuts import FREE, least_cut_step_time
 from parallelsim.search.refine import Replays, order
 from parallelsim.search.result import OUT_OF_MEMORY, SearchResult
 from parallelsim.search.searcher import Meter
@@ -76,7 +77,8 @@ class Objective:
         self._nearest = self._nearest.with_best(1, obeying, peak, peak)
         fits = use[valid] <= max(self.memory_limit, TIGHT_LIMIT)
         self.reasons[OUT_OF_MEMORY] += int((~fits).sum())
-        time_s[valid], least = by_block(self.table, obeying, step_time, least_step_time)
+        (time_s[valid],) = by_block(self.table, obeying, step_time)
+        least = self._least_s(obeying)
         valid, obeying, peak, least = valid[fits], obeying.take(fits), peak[fits], least[fits]
         safe = use[valid] <= self.memory_limit
         self.num_safe += int(safe.sum())
@@ -91,8 +93,8 @@ class Objective:
 
     def adopt(self, plans: PlanBatch) -> None:
         """Let safe plans that another process asked for into the ranking."""
-        peak, least = by_block(self.table, plans, peak_memory, least_step_time)
-        self._safe = self._safe.with_all(plans, least, peak)
+        (peak,) = by_block(self.table, plans, peak_memory)
+        self._safe = self._safe.with_all(plans, self._least_s(plans), peak)
 
     def result(self, searcher: str, stopped: str = "", *, exhaustive: bool = False) -> SearchResult:
         """What the search found, ranked by the replay."""
@@ -119,6 +121,13 @@ class Objective:
             num_replayed=replays.num_replayed,
             cut_gain_frac=(None,) * len(found),
         )
+
+    def _least_s(self, plans: PlanBatch) -> FloatArray:
+        """Seconds that no replay of these plans is below, shape [P]."""
+        (least,) = by_block(self.table, plans, least_step_time)
+        free = np.flatnonzero(plans.layout == FREE)
+        least[free] = least_cut_step_time(self.table, plans.take(free))
+        return least
 
     def _num_broken(self, plans: PlanBatch) -> IntArray:
         """Rules that each plan breaks, shape [P]; they are counted by name too."""

@@ -83,6 +83,8 @@ def _bounds(
     high = np.full(len(numbers), max(total + float(row.prefix_recompute_s[-1]), tiny))
     bounds = np.zeros(len(numbers))
     for _ in range(ROUNDS):
+        if not len(numbers):
+            break
         steps = np.arange(1, LIMITS + 1) / LIMITS
         limits = low[:, None] * (high / low)[:, None] ** steps
         limits[:, -1] = high

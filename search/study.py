@@ -28,7 +28,7 @@ DEFAULT_STORAGE = "sqlite:///parallelsim-studies.db"
 """Of a named study whose storage is not."""
 MADE_FOR, FINGERPRINT = "made_for", "fingerprint"
 """Attributes of a study."""
-ENCODING_VERSION = 1
+ENCODING_VERSION = 2
 """Raised when the same plan gets other coordinates: older studies are then refused."""
 CONNECT_TIMEOUT_S = 10
 CREATION_ATTEMPTS, CREATION_WAIT_S = 4, 0.5

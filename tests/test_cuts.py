@@ -1,5 +1,6 @@
 """The search with the exact engine: bounds, replayed rankings, and layers cut by programming."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from parallelsim.search.space import SearchSpace
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.costs import CostTable
+from parallelsim.errors import NoFeasiblePlanError
 from parallelsim.plan import LAYOUTS, SCHEDULES, Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.replay import least_replays_s, replayed, same_schedules
@@ -225,6 +227,31 @@ def test_cuts_respect_what_is_fixed() -> None:
     first = {"layout": "first-last", "first_stage_layers": 10}
     space = space_of("gemma2-27b", 32, 256, fixed=first)
     assert grid_search(space, top_k=5).num_cut == 0
+
+
+def test_numbers_of_recomputed_layers_that_all_turn_out_slow_are_left() -> None:
+    """Here every number of a later batch is slower than a cut of an earlier one."""
+    space = space_of("gemma2-27b", 64, 512)
+    plan = Plan(
+        tp=2,
+        cp=8,
+        pp=4,
+        global_batch_size=512,
+        schedule="1f1b",
+        layout="free",
+        sequence_parallel=True,
+        cp_comm_type="a2a",
+        tp_comm_overlap=True,
+        overlap_grad_reduce=True,
+        cross_entropy_fusion=True,
+    )
+    problem = partition_problem(space.model, space.cluster, space.framework, plan, 0.8)
+    best = partition(replace(problem, recompute="same"))
+    times = []
+    for number in range(43):
+        with suppress(NoFeasiblePlanError):
+            times.append(partition(replace(problem, recompute=number)).time_s)
+    assert best.time_s == pytest.approx(min(times), rel=1e-9)
 
 
 def test_frameworks_without_free_layouts_get_no_cuts() -> None:

@@ -136,6 +136,27 @@ def test_requests_that_nothing_can_answer_are_refused() -> None:
             Request(**{name: value})  # type: ignore[arg-type]
 
 
+def test_the_bayesian_search_reaches_a_best_plan_whose_layers_are_cut() -> None:
+    """Gemma 2 27B: only layout ``free`` lightens its last chunk for the loss over 256,000 words."""
+    space = space_of("gemma2-27b", 64, 512, fixed={"tp": 4, "cp": 1, "pp": 2})
+    best = GridSearcher().search(space, Request(top_k=1)).plans
+    (plan,) = best.plans
+    assert plan.layout == "free"
+    for seed in (0, 1):
+        found = BayesianSearcher().search(space, Request(top_k=1, budget=150, seed=seed))
+        assert found.plans.step_time_s[0] == pytest.approx(best.step_time_s[0], rel=1e-9)
+    warm = BayesianSearcher(warm_start=[plan]).search(space, Request(top_k=1, budget=1))
+    assert plans_of(warm) == [plan]
+
+
+def test_the_bayesian_search_finds_nothing_but_cuts_where_they_are_asked_for() -> None:
+    space = space_of("gemma2-27b", 32, 256, fixed={"layout": "free", "tp": 2, "pp": 4})
+    result = BayesianSearcher().search(space, Request(top_k=5, budget=40))
+    assert result.num_evaluated == 40
+    assert len(result.plans) == 5
+    assert all(space.allows(plan) and sum(plan.chunk_layers) == 46 for plan in result.plans.plans)
+
+
 def test_positions_are_all_plans_of_the_space_once() -> None:
     blocks = PlanBatch.concatenate(SMALL.blocks())
     drawn = plans_at(SMALL, np.arange(SMALL.num_candidates))
