@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PLAN_FILES = (".yaml", ".yml", ".json")
 MAX_SCRIPT_BYTES = 1 << 20
+MAX_LOG_BYTES = 1 << 26
+"""Of a log, whose beginning says how it was started."""
 MAX_FLAGS_SHOWN = 12
 
 
@@ -87,8 +89,11 @@ def imported(spec: SpecOptions, file: str) -> PlannedRun:
     """
     from parallelsim.importers.readers import reader_of
 
-    text = read_script(file)
+    text = read_text(file)
     reader = reader_of(text, file)
+    if len(text) > MAX_SCRIPT_BYTES and not reader.is_log:
+        words = f"longer than a script ({MAX_SCRIPT_BYTES} bytes), and no log that begins with the"
+        raise OutputError(f"{file[:200]!r}: {words} arguments or the configuration of its run")
     for name in ("global_batch_size", "seq_length", "precision"):
         if getattr(spec, name) is not None and name not in reader.leaves_open:
             option = "--" + name.replace("_", "-")
@@ -122,22 +127,22 @@ def _inputs(spec: SpecOptions, run: ImportedRun, plan: Plan) -> Inputs:
     return Inputs(run.model, cluster, framework, batch, precision, options)
 
 
-def read_script(file: str) -> str:
-    """The text of a script.
+def read_text(file: str) -> str:
+    """The text of a script, or of the beginning of a log.
 
     Raises:
-        OutputError: it cannot be read, or is too long.
+        OutputError: it cannot be read, or is no text.
     """
     try:
         with open(file, "rb") as stream:
-            content = stream.read(MAX_SCRIPT_BYTES + 1)
+            content = stream.read(MAX_LOG_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OutputError(f"{file[:200]!r}: cannot read: {reason}") from None
-    if len(content) > MAX_SCRIPT_BYTES:
-        raise OutputError(f"{file[:200]!r}: longer than a script ({MAX_SCRIPT_BYTES} bytes)")
     if b"\0" in content:
         raise OutputError(f"{file[:200]!r}: is no text (it has NUL bytes)")
+    if not content.strip():
+        raise OutputError(f"{file[:200]!r}: the file is empty")
     return content.decode(errors="replace")
 
 

@@ -39,7 +39,6 @@ NOT_MODELLED = (
     *(f"activation_checkpointing.{name}" for name in ("partition_activations",)),
     "activation_checkpointing.contiguous_memory_optimization",
 )
-_OFF: tuple[Any, ...] = (False, None, "none", {}, 0)
 _SAYS = re.compile(rf'"({BATCH}|{MICRO_BATCH}|{ZERO})"\s*:')
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd", "muon": "muon"}
 
@@ -66,9 +65,18 @@ def import_deepspeed(
     Raises:
         SpecError: no JSON, no model, values that contradict each other.
     """
-    settings = Settings(file, _read(text, file))
+    return run_of_deepspeed(Settings(file, _read(text, file)), model)
+
+
+def run_of_deepspeed(settings: Settings, model: ModelSpec | None) -> ImportedRun:
+    """The run that a configuration's values describe.
+
+    Raises:
+        SpecError: no model, values that contradict each other.
+    """
     if model is None:
-        raise SpecError("holds no model, the program builds it; name it with --model", file=file)
+        message = "holds no model, the program builds it; name it with --model"
+        raise SpecError(message, file=settings.file)
     fields, settled = _plan(settings, model)
     ignored, not_modelled, unknown = settings.unread(HARMLESS, NOT_MODELLED)
     return ImportedRun(
@@ -77,7 +85,7 @@ def import_deepspeed(
         fields=fields,
         num_gpus=None,
         ignored=ignored,
-        not_modelled=tuple(key for key in not_modelled if settings.value(key) not in _OFF),
+        not_modelled=not_modelled,
         unknown=unknown,
         notes=tuple(settings.notes),
         framework="deepspeed",

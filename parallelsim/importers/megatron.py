@@ -12,6 +12,7 @@ import contextlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from parallelsim.errors import SpecError
 from parallelsim.importers.arguments import Arguments
@@ -49,12 +50,29 @@ def import_megatron(
         SpecError: no run or several, a value that is not set, flags that contradict each other.
     """
     words, notes, launcher = _run_words(text, file, environment or {})
-    arguments = Arguments.of(words, file)
     program = launcher[-1].rsplit("/", 1)[-1] if launcher else ""
     if model is None and re.search(_OTHER_MODELS, program):
         message = f"{program} trains a model that its flags do not describe; name one with --model"
         raise SpecError(message, file=file)
-    is_bert = "bert" in program
+    run = run_of_arguments(words, file, model, is_bert="bert" in program)
+    return replace(run, num_gpus=launched_gpus(launcher, text), notes=(*notes, *run.notes))
+
+
+def run_of_arguments(
+    words: Sequence[str], file: str, model: ModelSpec | None, *, is_bert: bool = False
+) -> ImportedRun:
+    """The run that the words behind the program's name describe.
+
+    Args:
+        words: flags and their values.
+        file: where they stand, for messages.
+        model: what is trained, in place of what the flags say but for the sequence length.
+        is_bert: the program trains an encoder alone.
+
+    Raises:
+        SpecError: a value that is not set, flags that contradict each other.
+    """
+    arguments = Arguments.of(words, file)
     known = model or model_from_arguments(arguments, is_bert=is_bert)
     length = DECODER_LENGTH if arguments.has(DECODER_LENGTH) else "--seq-length"
     if model is not None and arguments.given(length) is not None:
@@ -67,12 +85,12 @@ def import_megatron(
         model=known,
         is_known=known.name != NAME,
         fields=fields,
-        num_gpus=launched_gpus(launcher, text),
+        num_gpus=None,
         framework=DEEPSPEED if arguments.has("--deepspeed") else ImportedRun.framework,
         ignored=tuple(ignored),
         not_modelled=tuple(not_modelled),
         unknown=tuple(unknown),
-        notes=(*notes, *arguments.notes),
+        notes=tuple(arguments.notes),
     )
 
 

@@ -6,6 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from parallelsim.importers.deepspeed import import_deepspeed, is_deepspeed
+from parallelsim.importers.logs import (
+    import_deepspeed_log,
+    import_megatron_log,
+    import_torchtitan_log,
+    is_deepspeed_log,
+    is_megatron_log,
+    is_torchtitan_log,
+)
 from parallelsim.importers.megatron import import_megatron
 from parallelsim.importers.run import ImportedRun
 from parallelsim.importers.torchtitan import import_torchtitan, is_torchtitan
@@ -23,8 +31,16 @@ class Reader:
     leaves_open: tuple[str, ...] = ()
     """Options that the file does not state."""
 
+    @property
+    def is_log(self) -> bool:
+        """The file goes on after what is read, as long as the run did."""
+        return self.title.endswith("log")
+
 
 READERS = (
+    Reader("Megatron-LM log", is_megatron_log, import_megatron_log),
+    Reader("torchtitan log", is_torchtitan_log, import_torchtitan_log),
+    Reader("DeepSpeed log", is_deepspeed_log, import_deepspeed_log, ("seq_length",)),
     Reader("torchtitan TOML", is_torchtitan, import_torchtitan),
     Reader("DeepSpeed JSON", is_deepspeed, import_deepspeed, ("seq_length",)),
     Reader("Megatron-LM script or arguments", lambda text, file: True, import_megatron),

@@ -11,6 +11,8 @@ from parallelsim.errors import SpecError
 from parallelsim.yaml_io import shown
 
 MAX_WHOLE = 10**9
+OFF: tuple[Any, ...] = (False, None, "", "none", 0, [], {})
+"""Values that turn nothing on."""
 
 
 @dataclass
@@ -95,15 +97,17 @@ class Settings:
     ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """(harmless, not modelled, unknown) keys that were not read, in the order of the file.
 
-        A key is among some where it is one of them or inside of it; the innermost one counts.
+        A key is among some where it is one of them or inside of it; the innermost one counts. A key
+        that is not modelled is harmless while it is off.
         """
         ignored, unmodelled, unknown = list[str](), list[str](), list[str]()
         for key in _leaves(self.data, ""):
             if _depth(key, self.read):
                 continue
             changes, does_not = _depth(key, not_modelled), _depth(key, harmless)
-            kind = unmodelled if changes > does_not else ignored if does_not else unknown
-            kind.append(key)
+            is_on = self.value(key) not in OFF
+            kind = ignored if does_not or changes else unknown
+            (unmodelled if changes > does_not and is_on else kind).append(key)
         return tuple(ignored), tuple(unmodelled), tuple(unknown)
 
     def error(self, key: str, message: str) -> SpecError:

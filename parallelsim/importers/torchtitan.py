@@ -68,6 +68,15 @@ def import_torchtitan(
         settings = Settings(file, tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         raise SpecError(f"not valid TOML: {str(error)[:120]}", file=file) from None
+    return run_of_torchtitan(settings, model)
+
+
+def run_of_torchtitan(settings: Settings, model: ModelSpec | None) -> ImportedRun:
+    """The run that a configuration's values describe; ``model`` in place of its flavor.
+
+    Raises:
+        SpecError: a flavor that is not described, values that contradict each other.
+    """
     known = _model(settings, model)
     fields, settled = _plan(settings, known)
     ignored, not_modelled, unknown = settings.unread(HARMLESS, NOT_MODELLED)

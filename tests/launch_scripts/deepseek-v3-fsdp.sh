@@ -53,7 +53,7 @@ set +e
 sbatch <<EOF
 #!/bin/bash
 #SBATCH --job-name=dsv3${COMMENT}
-#SBATCH --nodes=128
+#SBATCH --nodes=64
 #SBATCH --ntasks-per-node=8
 #SBATCH --gres=gpu:8
 #SBATCH --exclusive
