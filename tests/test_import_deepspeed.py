@@ -46,6 +46,7 @@ def test_defaults_of_deepspeed_hold_and_what_is_passed_over_is_listed() -> None:
     run = read(WRITTEN)
     assert run.ignored == (
         "steps_per_print",
+        "zero_optimization.offload_param.device",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save",
     )
     assert run.not_modelled == (
