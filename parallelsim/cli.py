@@ -25,6 +25,7 @@ from parallelsim.cli_help import add_examples, print_help_all
 from parallelsim.cli_import import import_run
 from parallelsim.cli_plan import plan
 from parallelsim.cli_report import report
+from parallelsim.cli_schema import schema
 from parallelsim.cli_simulate import compare, export, simulate
 from parallelsim.cli_sweep import sweep
 from parallelsim.cli_timeline import timeline
@@ -145,6 +146,6 @@ def main() -> None:
 
 _TOOLS = (plan, simulate, explain, fit, sweep, elastic, tune)
 _FILES = (report, compare, export, import_run, timeline, validate, calibrate)
-for _command in (*_TOOLS, *_FILES, models, clusters, frameworks, completion):
+for _command in (*_TOOLS, *_FILES, models, clusters, frameworks, schema, completion):
     main.add_command(_command)
 add_examples(main)

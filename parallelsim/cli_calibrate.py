@@ -64,7 +64,7 @@ def calibrate(
     if as_json:
         from parallelsim.report.documents import json_text
 
-        click.echo(json_text(_document(result, found, cluster)))
+        click.echo(json_text("calibrate", _document(result, found, cluster)))
     else:
         _print(result, found)
     if output:

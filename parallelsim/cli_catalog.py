@@ -80,7 +80,8 @@ def _show(
         specs: list[Mapping[str, Any]] = [
             asdict(load(each)) for each in ((name,) if name else names)
         ]
-        click.echo(json_text(specs[0] if name else {view.kind + "s": specs}))
+        plural = f"{view.kind}s"
+        click.echo(json_text(view.kind, specs[0]) if name else json_text(plural, {plural: specs}))
     elif name:
         click.echo("\n".join(view.details(name, load(name))))
     else:

@@ -48,7 +48,7 @@ def elastic(spec: SpecOptions, search: SearchOptions, run: RunOptions, as_json: 
     from parallelsim.report.elastic import elastic_document, print_elastic
 
     if as_json:
-        click.echo(json_text(elastic_document(task, found, budget)))
+        click.echo(json_text("elastic", elastic_document(task, found, budget)))
     else:
         print_elastic(task, found)
     return 0

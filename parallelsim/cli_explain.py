@@ -67,7 +67,7 @@ def explain(
         from parallelsim.report.documents import json_text
 
         head = run.inputs.head() | {"memory_limit": memory_limit, "import": run.document()}
-        click.echo(json_text(explained.explanation_document(head, explanation, answers)))
+        click.echo(json_text("explain", explained.explanation_document(head, explanation, answers)))
         return
     for note in (*run.inputs.notes, *run.notes):
         click.echo(f"note: {note}", err=True)

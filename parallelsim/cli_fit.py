@@ -53,7 +53,7 @@ def fit(spec: SpecOptions, search: SearchOptions, as_json: bool) -> int:
             "precision": task.precision,
             "memory_limit": task.memory_limit,
         }
-        click.echo(json_text(fit_document(head, found)))
+        click.echo(json_text("fit", fit_document(head, found)))
     elif found.smallest:
         _print_fit(task, spec, found, found.smallest)
     if not found.smallest:

@@ -106,6 +106,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "# a file to change",
         "frameworks megatron-core --yaml > fork.yaml",
     ),
+    "schema": (
+        "# what 'plan --json' holds",
+        "schema plan > plan.schema.json",
+    ),
     "completion": (
         "# bash, in ~/.bashrc",
         "completion bash > ~/.parallelsim.bash",

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CLUSTER = "hgx-h100"
 DEFAULT_FRAMEWORK = "megatron-core"
-DOCUMENT_RESULTS = (
-    "step_time_s",
-    "tokens_per_s_per_gpu",
-    "mfu",
-    "peak_memory_bytes",
-    "memory_use_frac",
-    "p_fits",
-)
-"""Results that a plan file keeps beside each plan."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +79,13 @@ class Inputs:
     def document(self, *ranked: Simulation) -> PlanDocument:
         """A document of all plans, ranked through: safe ones first, then tight ones."""
         from parallelsim import planfile
+        from parallelsim.report.documents import PLAN_FILE_RESULTS
 
         entries: list[RankedPlan] = []
         for simulation in ranked:
             for index, plan in enumerate(simulation.plans):
                 row = simulation.row(index)
-                results = {name: row[name] for name in DOCUMENT_RESULTS}
+                results = {name: row[name] for name in PLAN_FILE_RESULTS}
                 entries.append(planfile.RankedPlan(len(entries) + 1, plan, row["zone"], results))
         options = self.options
         return planfile.PlanDocument(

@@ -141,7 +141,7 @@ def _print_json(found: Answer, fared: Robustness | None = None) -> None:
         from parallelsim.report.robustness import robustness_document
 
         document["robustness"] = robustness_document(fared)
-    click.echo(json_text(document))
+    click.echo(json_text("plan", document))
 
 
 def _print_robustness(fared: Robustness | None) -> None:

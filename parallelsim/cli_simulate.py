@@ -78,7 +78,7 @@ def simulate(
             from parallelsim.report.whole_run import whole_run_document
 
             document["whole_run"] = whole_run_document(simulation, budget)
-        click.echo(json_text(document))
+        click.echo(json_text("simulate", document))
         return
     from parallelsim.report import single
     from parallelsim.rules import explain
@@ -193,7 +193,7 @@ def compare(file: str, top: int, as_json: bool) -> None:
     if as_json:
         from parallelsim.report.documents import compare_document, json_text
 
-        click.echo(json_text(compare_document(inputs.head(), simulation, comparison)))
+        click.echo(json_text("compare", compare_document(inputs.head(), simulation, comparison)))
         return
     from parallelsim.report import single
 

@@ -281,7 +281,7 @@ def _report(
     if as_json:
         from parallelsim.report.documents import json_text
 
-        click.echo(json_text({"title": title, "points": rows}))
+        click.echo(json_text("sweep", {"title": title, "points": rows}))
         return
     from parallelsim.report.swept import print_sweep
 

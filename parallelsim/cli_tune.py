@@ -344,4 +344,4 @@ def _print_json(state: State, script: str | None = None) -> None:
     from parallelsim.report.documents import json_text
     from parallelsim.tuning.report import document
 
-    click.echo(json_text(document(state, script)))
+    click.echo(json_text("tune", document(state, script)))

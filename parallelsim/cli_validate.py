@@ -61,7 +61,7 @@ def validate(
     if as_json:
         from parallelsim.report.documents import json_text
 
-        click.echo(json_text(accuracy.document(validation)))
+        click.echo(json_text("validate", accuracy.document(validation)))
         return
     _print(validation, all_groups)
 

@@ -2,6 +2,7 @@
 
 The document names its inputs, so that a plan can be simulated again from the file alone::
 
+    schema_version: 1            # files without one are read as version 1
     model: llama3-70b            # catalogue name, or a path relative to this file
     overrides: {}                # as --set gives them
     cluster: hgx-h100
@@ -37,6 +38,8 @@ MAX_GPUS = 2**20
 MAX_STAGES = 4096
 MAX_BATCH = 2**20
 """Sequences of one step."""
+SCHEMA_VERSION = 1
+"""Of plan files and of JSON documents, see ``report.schemas``."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ def document_text(document: PlanDocument, path: str | Path) -> str:
         if name is not None and not _is_unicode(name):
             raise OutputError(f"{_shown(name)}: the name is not UTF-8; a plan file cannot name it")
     data = {
+        "schema_version": SCHEMA_VERSION,
         "model": _relative(document.model, folder),
         "overrides": dict(document.overrides),
         "cluster": _relative(document.cluster, folder),
@@ -156,6 +160,7 @@ _REQUIRED: Mapping[str, tuple[type, ...]] = {
     "plans": (list,),
 }
 _OPTIONAL: Mapping[str, tuple[type, ...]] = {
+    "schema_version": (int,),
     "overrides": (dict,),
     "nic_gbit_per_s": (int, float),
     "precision": (str,),
@@ -179,6 +184,9 @@ def _check_keys(data: Mapping[str, Any], file: str) -> None:
     """Refuse missing and unknown keys, wrong types and sizes out of range."""
     from difflib import get_close_matches
 
+    if data.get("schema_version") not in (None, SCHEMA_VERSION):
+        problem = f"this parallelsim reads version {SCHEMA_VERSION}; a newer one may read this file"
+        raise SpecError(problem, file=file, key="schema_version")
     known = {**_REQUIRED, **_OPTIONAL}
     for key in data:
         if key not in known:

@@ -7,16 +7,34 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from parallelsim.planfile import SCHEMA_VERSION
+
 if TYPE_CHECKING:
     from parallelsim.compare import Comparison
     from parallelsim.fit import Fit, SizedResult
     from parallelsim.search.result import SearchResult
     from parallelsim.simulate import Simulation
 
+PLAN_FILE_RESULTS = (
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "peak_memory_bytes",
+    "memory_use_frac",
+    "p_fits",
+)
+"""Results that a plan file keeps beside each plan."""
 
-def json_text(data: Mapping[str, Any]) -> str:
-    """The document as indented JSON; a number that is not finite becomes null."""
-    return json.dumps(_finite(data), indent=2, allow_nan=False)
+
+def json_text(name: str, data: Mapping[str, Any]) -> str:
+    """A document as indented JSON; a number that is not finite becomes null.
+
+    Args:
+        name: one of ``schemas.NAMES``.
+        data: what its schema describes, but for the keys that say which document this is.
+    """
+    head = {"schema_version": SCHEMA_VERSION, "document": name}
+    return json.dumps(head | _finite(data), indent=2, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
