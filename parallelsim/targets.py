@@ -27,6 +27,7 @@ _SOFTWARE = (
     Target("megatron", "Megatron-LM", ".sh"),
     Target("torchtitan", "torchtitan", ".toml"),
     Target("deepspeed", "DeepSpeed", ".json"),
+    Target("accelerate", "Hugging Face accelerate", ".yaml"),
     Target("nanotron", "nanotron", ".yaml"),
 )
 _UNDER_SLURM = (Target(f"slurm-{t.name}", f"{t.title} under Slurm", SBATCH) for t in _SOFTWARE)

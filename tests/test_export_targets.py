@@ -25,6 +25,7 @@ PLANS = {
     "megatron": ("megatron-core", replace(REPLICATED, overlap_param_gather=True)),
     "torchtitan": ("torchtitan", FSDP),
     "deepspeed": ("deepspeed", SHARDED),
+    "accelerate": ("torchtitan", replace(FSDP, grad_dtype="bf16")),
     "nanotron": ("nanotron", REPLICATED),
 }
 """By target: software and a plan that both run."""

@@ -49,7 +49,39 @@ def deepspeed(file: str, ranks: int) -> dict[str, Any]:
     }
 
 
-READERS: dict[str, Callable[[str, int], dict[str, Any]]] = {"deepspeed": deepspeed}
+def accelerate(file: str, _: int) -> dict[str, Any]:
+    """What ``accelerate launch`` tells the processes that it starts, in their environment, and what
+    accelerate's own objects make of that.
+    """
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    options = ["--config_file", file, "--main_process_ip", "first", "--main_process_port", "29500"]
+    read, *_rest = _validate_launch_command(launch_command_parser().parse_args([*options, "x.py"]))
+    told = prepare_multi_gpu_env(read)
+    os.environ.update(told)
+    sharding, degrees = FullyShardedDataParallelPlugin(), ParallelismConfig()
+    return {
+        "processes": [read.num_machines, read.num_processes, int(read.nproc_per_node)],
+        "precision": told["ACCELERATE_MIXED_PRECISION"],
+        "compiles": told["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR",
+        "version": sharding.fsdp_version,
+        "reshard": sharding.reshard_after_forward,
+        "checkpoints": sharding.activation_checkpointing,
+        "wraps": told["FSDP_AUTO_WRAP_POLICY"],
+        "degrees": [
+            *(degrees.dp_replicate_size, degrees.dp_shard_size, degrees.tp_size, degrees.cp_size)
+        ],
+        "rotation": degrees.cp_handler and degrees.cp_handler.cp_comm_strategy,
+    }
+
+
+READERS: dict[str, Callable[[str, int], dict[str, Any]]] = {
+    "accelerate": accelerate,
+    "deepspeed": deepspeed,
+}
 
 
 def accepted(target: str, text: str, folder: Path, ranks: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from parallelsim.exporters.accelerate import export_accelerate
 from parallelsim.exporters.deepspeed import export_deepspeed
 from parallelsim.exporters.megatron import export_megatron
 from parallelsim.exporters.nanotron import export_nanotron
@@ -14,6 +15,7 @@ _SOFTWARE: Mapping[str, Callable[..., str]] = {
     "megatron": export_megatron,
     "torchtitan": export_torchtitan,
     "deepspeed": export_deepspeed,
+    "accelerate": export_accelerate,
     "nanotron": export_nanotron,
 }
 EXPORTERS: Mapping[str, Callable[..., str]] = {

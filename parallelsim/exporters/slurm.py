@@ -8,7 +8,7 @@ are options of sbatch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from parallelsim.cluster import ClusterSpec
@@ -28,6 +28,8 @@ TORCHRUN = (
     '--rdzv-endpoint "${{MASTER_ADDR}}:${{MASTER_PORT}}"',
 )
 PROGRAM = '"${{TRAIN_SCRIPT:?set TRAIN_SCRIPT to the program that trains}}"'
+SYNC = '{{"gradient_accumulation_kwargs": {{"sync_each_batch": true}}}}'
+"""Of transformers' TrainingArguments: gradients stay sharded between micro-batches, as planned."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Launch:
     """What runs on every node."""
 
     command: tuple[str, ...]
-    """Lines, where {nodes} and {gpus} of a node are filled in."""
+    """Lines, where nodes, gpus of a node, and the plan's micro_batch and accumulation go in."""
     file: str = ""
     """Name of the inner file; empty: run with the target's own suffix."""
 
@@ -52,6 +54,16 @@ LAUNCHES = {
         "run.py",
     ),
     "deepspeed": Launch((*TORCHRUN, PROGRAM, '--deepspeed --deepspeed_config "${{FILE}}"')),
+    "accelerate": Launch(
+        (
+            'accelerate launch --config_file "${{FILE}}"',
+            '--main_process_ip "${{MASTER_ADDR}}" --main_process_port "${{MASTER_PORT}}"',
+            PROGRAM,
+            "--per_device_train_batch_size {micro_batch}",
+            "--gradient_accumulation_steps {accumulation}",
+            f"--accelerator_config '{SYNC}'",
+        )
+    ),
     "nanotron": Launch(
         (
             "env CUDA_DEVICE_MAX_CONNECTIONS=1",
@@ -78,7 +90,15 @@ def under_slurm(target: str, write: Exporter) -> Exporter:
         launch = LAUNCHES.get(f"{target} {version}", LAUNCHES[target])
         software = f"{TARGETS[target].title} under Slurm"
         head = heading(model, cluster, framework, plan, software)
-        return batch_script(job_name(model.name), cluster, launch, target, inner, head)
+        facts = {
+            "nodes": cluster.num_nodes,
+            "gpus": min(cluster.gpus_per_node, cluster.num_gpus),
+            "micro_batch": plan.micro_batch_size,
+            "accumulation": plan.num_micro_batches,
+        }
+        file = launch.file or f"run{TARGETS[target].suffix}"
+        command = " \\\n    ".join(launch.command).format(**facts)
+        return batch_script([*_directives(model.name, facts), *head], file, inner, command)
 
     return export
 
@@ -88,22 +108,22 @@ def job_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")[:40] or "train"
 
 
-def batch_script(
-    name: str, cluster: ClusterSpec, launch: Launch, target: str, inner: str, head: list[str]
-) -> str:
-    """The script; ``inner`` must not hold the line ``END``."""
-    gpus, nodes = min(cluster.gpus_per_node, cluster.num_gpus), cluster.num_nodes
-    file = launch.file or f"run{TARGETS[target].suffix}"
-    command = " \\\n    ".join(launch.command).format(nodes=nodes, gpus=gpus)
-    lines = [
+def _directives(name: str, facts: Mapping[str, int]) -> list[str]:
+    return [
         "#!/usr/bin/env bash",
-        f"#SBATCH --job-name={name}",
-        f"#SBATCH --nodes={nodes}",
+        f"#SBATCH --job-name={job_name(name)}",
+        f"#SBATCH --nodes={facts['nodes']}",
         "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --gpus-per-node={gpus}",
+        f"#SBATCH --gpus-per-node={facts['gpus']}",
         "#SBATCH --exclusive",
         "#SBATCH --mem=0",
         "#SBATCH --output=%x-%j.log",
+    ]
+
+
+def batch_script(head: list[str], file: str, inner: str, command: str) -> str:
+    """The script: ``inner`` is written to ``file``, then every node runs ``command``."""
+    lines = [
         *head,
         "# Submit it from a folder that all nodes share: sbatch --partition=P --account=A FILE",
         "set -euo pipefail",

@@ -73,7 +73,8 @@ def unsaid(plan: Plan, said: Collection[str]) -> Iterator[str]:
     for field in fields(Plan):
         value = getattr(plan, field.name)
         if field.name not in said and field.name not in DEGREES and value != field.default:
-            yield f"it has no {field.name} (the plan has {value})"
+            advice = f"; --fix {field.name}=false" if value is True else ""
+            yield f"it has no {field.name} (the plan has {value}{advice})"
 
 
 def overlap_refusals(plan: Plan, *, gathers: bool) -> Iterator[str]:
