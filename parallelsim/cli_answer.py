@@ -46,6 +46,7 @@ class Asked:
     top: int
     parts: tuple[Part, ...]
     compare_with: str | None
+    all_variants: bool
 
     def check(self) -> None:
         """Refuse options that contradict each other, before anything is read.
@@ -107,6 +108,13 @@ def asked_options(num_plans: int) -> Callable[[Callable[..., Any]], Callable[...
         help="Plans to show.",
     )
 
+    variants_option = click.option(
+        "--all-variants",
+        is_flag=True,
+        help="Rank every plan; else of plans with the same degrees, micro-batch and sharding the"
+        " fastest alone.",
+    )
+
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_asked(*args: Any, **options: Any) -> Any:
@@ -114,7 +122,8 @@ def asked_options(num_plans: int) -> Callable[[Callable[..., Any]], Callable[...
             return command(*args, asked=Asked(**own), **options)
 
         several: Callable[..., Any] = with_asked
-        for option in (compare_with_option, why_not_option, top_option, how_options):
+        options = (compare_with_option, why_not_option, variants_option, top_option, how_options)
+        for option in options:
             several = option(several)
         return spec_options(search_options(objective_options(several)))
 
@@ -139,7 +148,7 @@ def answer(asked: Asked, *, plan_file: bool = False) -> Answer:
     spec, choice = chosen_size(asked.aim, spec, inputs, search)
     if choice:
         inputs = load_inputs(spec, spec.num_gpus or 0)
-    result = run_search(inputs, search, asked.how, asked.top)
+    result = run_search(inputs, search, asked.how, asked.top, asked.all_variants)
     more = beside(
         inputs,
         search,

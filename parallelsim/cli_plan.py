@@ -42,11 +42,6 @@ EXIT_INTERRUPTED = 130
     help="Search again with network, GEMMs, memory and experts otherwise, and one step away.",
 )
 @click.option("--force", is_flag=True, help="Replace existing files.")
-@click.option(
-    "--all-variants",
-    is_flag=True,
-    help="Show every plan, also where more than two differ in the cut into stages alone.",
-)
 def plan(
     asked: Asked,
     as_json: bool,
@@ -54,7 +49,6 @@ def plan(
     export: str | None,
     robust: bool,
     force: bool,
-    all_variants: bool,
 ) -> int:
     """Rank the ways to train a model on a cluster: fastest first, within memory."""
     target, script = _export_target(export)
@@ -79,7 +73,7 @@ def plan(
         click.echo(text, nl=False)
     else:
         more.print_before()
-        _print_plans(found, all_variants)
+        _print_plans(found)
         more.print_after(result.plans)
         _print_robustness(fared)
         _print_next_steps(inputs, output)
@@ -151,7 +145,7 @@ def _print_robustness(fared: Robustness | None) -> None:
         print_robustness(fared)
 
 
-def _print_plans(found: Answer, all_variants: bool) -> None:
+def _print_plans(found: Answer) -> None:
     from parallelsim.compare import compare
     from parallelsim.correlation import trust
     from parallelsim.report import plans as report
@@ -164,13 +158,13 @@ def _print_plans(found: Answer, all_variants: bool) -> None:
         click.echo(f"note: {note}", err=True)
     click.echo(inputs.header(found.search.memory_limit) + "\n")
     if found.more.least_memory:
-        report.print_ranked(result.plans, all_variants=all_variants)
+        report.print_ranked(result.plans)
         for line in report.legend(result.plans, result.faster_but_tight):
             click.echo(paragraph(line))
         click.echo("")
         return
     sure = trust(result.plans)
-    report.print_ranked(result.plans, sure, all_variants=all_variants)
+    report.print_ranked(result.plans, sure)
     tight = result.faster_but_tight.take(slice(NUM_TIGHT_SHOWN))
     if len(tight):
         click.echo("")
@@ -190,6 +184,8 @@ def _print_plans(found: Answer, all_variants: bool) -> None:
     if words := order_words(sure):
         click.echo(paragraph(words))
     click.echo(paragraph(report.limits(result.plans)))
+    if words := report.variants(result):
+        click.echo(paragraph(words))
     for line in report.cuts(result):
         click.echo(paragraph(line))
     click.echo(paragraph(report.counts(result)))

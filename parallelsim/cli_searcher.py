@@ -107,7 +107,9 @@ def how_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_how
 
 
-def run_search(inputs: Inputs, search: SearchOptions, how: HowToSearch, top: int) -> SearchResult:
+def run_search(
+    inputs: Inputs, search: SearchOptions, how: HowToSearch, top: int, all_variants: bool
+) -> SearchResult:
     """The ranked plans for the inputs.
 
     Raises:
@@ -119,7 +121,7 @@ def run_search(inputs: Inputs, search: SearchOptions, how: HowToSearch, top: int
 
     space = search_space(inputs, search)
     spent = (how.budget, how.seed or 0, how.timeout, how.workers)
-    request = Request(top, search.memory_limit, *spent)
+    request = Request(top, search.memory_limit, *spent, all_variants=all_variants)
     searcher: Searcher = GridSearcher()
     if search.searcher != "grid":
         from parallelsim.search.bayesian import BayesianSearcher

@@ -12,7 +12,7 @@ replay to choose from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from parallelsim.search.partition_inputs import layer_tables, partition_problem
 from parallelsim.search.partition_problem import LayerItems, PartitionProblem
 from parallelsim.search.refine import Replays
 from parallelsim.search.space import SearchSpace
+from parallelsim.search.variants import SHARED, way
 
 from parallelsim.costs import CostTable
 from parallelsim.errors import NoFeasiblePlanError, PlanError
@@ -81,9 +82,20 @@ def family(plans: PlanBatch, index: int) -> Family:
 
 def best_of_families(simulation: Simulation) -> dict[Family, float]:
     """The least step time of each family, of layouts other than ``free``."""
+    return _least(simulation, family)
+
+
+def best_of_ways(simulation: Simulation) -> dict[Family, float]:
+    """The least step time of the variants of each plan, of layouts other than ``free``."""
+    return _least(simulation, way)
+
+
+def _least(
+    simulation: Simulation, key_of: Callable[[PlanBatch, int], Family]
+) -> dict[Family, float]:
     best: dict[Family, float] = {}
     for index in np.flatnonzero(simulation.plans.layout != FREE).tolist():
-        key = family(simulation.plans, index)
+        key = key_of(simulation.plans, index)
         best[key] = min(best.get(key, np.inf), float(simulation.step_time_s[index]))
     return best
 
@@ -126,6 +138,7 @@ def find_cuts(
     known: Mapping[Family, float],
     below_s: float,
     memory_limit: float,
+    variants: Mapping[Family, float] | None = None,
 ) -> CutPlans:
     """Plans with their layers cut for the least time, of the families that may beat ``below_s``.
 
@@ -136,6 +149,8 @@ def find_cuts(
         known: the best step time of each family that was replayed.
         below_s: the last place of the ranking.
         memory_limit: share of the reported memory that a stage may take.
+        variants: the best step time of the variants of each plan that was replayed, which a cut has
+            to beat too; None where every variant is ranked.
     """
     none = PlanBatch.from_plans([])
     families = []
@@ -148,9 +163,12 @@ def find_cuts(
     plans = plans.take(obeys_rules(*inputs, plans, BEFORE_CUT))
     _, plans, estimate = estimated(space, table, plans, below_s, memory_limit)
     best = np.array([known.get(family(plans, i), np.inf) for i in range(len(plans))])
+    if variants is not None:
+        others = [variants.get(way(plans, i), np.inf) for i in range(len(plans))]
+        best = np.minimum(best, others)
     promising = np.flatnonzero(estimate < np.minimum(below_s, best * (1 - LEAST_GAIN)))
     promising = promising[np.argsort(estimate[promising], kind="stable")]
-    chosen = _diverse(plans, promising)
+    chosen = _diverse(plans, promising, WITHOUT_CHUNKS if variants is None else SHARED)
     plans = plans.take(np.array(chosen, np.int64))
     tables = layer_tables(*inputs, plans)
     found = [
@@ -162,12 +180,12 @@ def find_cuts(
     return CutPlans(PlanBatch.from_plans(found), len(chosen), len(promising) - len(chosen))
 
 
-def _diverse(plans: PlanBatch, promising: IntArray) -> list[int]:
-    """The first of the promising ones, few that differ in virtual stages alone."""
+def _diverse(plans: PlanBatch, promising: IntArray, shared: Sequence[str]) -> list[int]:
+    """The first of the promising ones, few that have these fields in common."""
     seen: Counter[Family] = Counter()
     chosen: list[int] = []
     for index in promising.tolist():
-        similar = tuple(int(getattr(plans, name)[index]) for name in WITHOUT_CHUNKS)
+        similar = tuple(int(getattr(plans, name)[index]) for name in shared)
         seen[similar] += 1
         if seen[similar] <= MAX_SIMILAR:
             chosen.append(index)

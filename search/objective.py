@@ -99,7 +99,7 @@ class Objective:
     def result(self, searcher: str, stopped: str = "", *, exhaustive: bool = False) -> SearchResult:
         """What the search found, ranked by the replay."""
         space, request = self.space, self.meter.request
-        replays = Replays(space, self.table, self.memory_limit)
+        replays = Replays(space, self.table, self.memory_limit, request.all_variants)
         safe, tight = self.safe_in_order(), self._tight.in_order()
         found = replays.rank(safe.plans, safe.least_s, request.top_k).plans
         best = float(found.step_time_s[0]) if len(found) else np.inf
@@ -120,6 +120,7 @@ class Objective:
             searcher=searcher,
             num_replayed=replays.num_replayed,
             cut_gain_frac=(None,) * len(found),
+            all_variants=request.all_variants,
         )
 
     def _least_s(self, plans: PlanBatch) -> FloatArray:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from parallelsim.simulate import Simulation
 
+NEAR_FRAC = 0.01
+"""Share of the step up to which variants are near."""
 OUT_OF_MEMORY = "out of memory"
 """The reason of plans that obey every rule and do not fit."""
 
@@ -51,8 +53,14 @@ class SearchResult:
     """Plans that a cut might have brought into the ranking and that were not cut."""
     cut_gain_frac: tuple[float | None, ...] = ()
     """Of each plan with layout ``free``, in order of ``plans``, the share of the step that its cut
-    saves at least over the best other layout of the same degrees and switches; None for the
-    other plans, and where no other layout was replayed."""
+    saves at least over its best variant with another layout; None for the other plans, and where
+    none was replayed."""
+    all_variants: bool = False
+    """Every plan is a row; else the fastest of those that are variants of one another
+    (:mod:`parallelsim.search.variants`), and each row is proved to be, where the search is."""
+    num_near: tuple[int, ...] = ()
+    """Of each row, other variants within ``NEAR_FRAC`` by the closed forms, as far as the search
+    kept them; empty where they were not counted."""
     front: Simulation | None = None
     """Safe plans that no other one beats in step time and in memory, fastest first, where asked
     for."""

@@ -21,6 +21,7 @@ from parallelsim.search.refine import order
 from parallelsim.search.result import OUT_OF_MEMORY
 from parallelsim.search.searcher import BUDGET, INTERRUPTED, Meter, Request, Stopped
 from parallelsim.search.space import SearchSpace
+from parallelsim.search.variants import first_of_groups, variant_groups
 
 from parallelsim.costs import CostTable
 from parallelsim.memory import lowest_memory
@@ -46,29 +47,59 @@ Part = tuple[int, IntArray]
 
 
 class Best:
-    """The ``keep`` plans with the least score so far; ties by the second score, then by fields."""
+    """Of the ``keep`` groups of variants that hold the least scores so far, the ``each`` plans with
+    the least; ties by the second score, then by fields.
+    """
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
+    def __init__(self, keep: int, each: int, all_variants: bool = False) -> None:
+        self.keep, self.each, self.all_variants = keep, each, all_variants
         self.plans = PlanBatch.from_plans([])
         self.score, self.tie = np.empty(0), np.empty(0)
+        self.limit = math.inf
+        """The least score of the last of the ``keep`` groups: no plan above it is kept."""
 
     def offer(self, plans: PlanBatch, score: FloatArray, tie: FloatArray) -> None:
         """Consider a block of plans."""
-        if len(self.score) >= self.keep:
-            better = score <= self.score[-1]
-            plans, score, tie = plans.take(better), score[better], tie[better]
-        if len(score) > self.keep:
-            # Ties with the last one kept are all carried over, to be settled by the full order.
-            bound = np.partition(score, self.keep - 1)[self.keep - 1]
-            better = score <= bound
+        if math.isfinite(self.limit):
+            better = score <= self.limit
             plans, score, tie = plans.take(better), score[better], tie[better]
         if len(score) == 0:
             return
-        merged = PlanBatch.concatenate([self.plans, plans])
+        plans = PlanBatch.concatenate([self.plans, plans])
         score, tie = np.concatenate([self.score, score]), np.concatenate([self.tie, tie])
-        best = order(score, tie, merged)[: self.keep]
-        self.plans, self.score, self.tie = merged.take(best), score[best], tie[best]
+        groups = variant_groups(plans, self.all_variants)
+        kept = self._may_stay(groups, score)
+        plans, score, tie, groups = plans.take(kept), score[kept], tie[kept], groups[kept]
+        best = order(score, tie, plans)
+        best = best[first_of_groups(groups[best], self.each)]
+        if self.all_variants:
+            best = best[: self.keep]
+        self.plans, self.score, self.tie = plans.take(best), score[best], tie[best]
+
+    def _may_stay(self, groups: IntArray, score: FloatArray) -> IntArray:
+        """Positions of the plans to keep, with those that tie with the last of their group; the
+        limit is set.
+        """
+        ranked = np.lexsort([score, groups])
+        starts = np.flatnonzero(np.diff(groups[ranked], prepend=-1))
+        ends = np.append(starts[1:], len(ranked))
+        if len(starts) >= self.keep:
+            least = score[ranked[starts]]
+            self.limit = float(np.partition(least, self.keep - 1)[self.keep - 1])
+        last = score[ranked[np.minimum(starts + self.each, ends) - 1]]
+        most = np.minimum(np.repeat(last, ends - starts), self.limit)
+        return np.sort(ranked[score[ranked] <= most])
+
+    def complete_below(self) -> FloatArray:
+        """Score below which no variant of each plan was dropped, infinite where all are kept or
+        above the limit; shape [P].
+        """
+        groups = variant_groups(self.plans, self.all_variants)
+        number = np.bincount(groups)
+        last = np.full(len(number), -math.inf)
+        np.maximum.at(last, groups, self.score)
+        is_full = (number >= self.each) & (not self.all_variants)
+        return np.asarray(np.where(is_full, last, math.inf)[groups])
 
     def drop_from(self, limit: float) -> None:
         """Forget plans whose score is not below the limit."""
@@ -81,7 +112,10 @@ class Found:
     """What was found in a space, or in a part of it."""
 
     keep: int
-    """Plans kept at most."""
+    """Groups of variants that are kept at most."""
+    each: int
+    """Plans of each of them."""
+    all_variants: bool = False
     safe: Best = field(init=False)
     tight: Best = field(init=False)
     nearest: Best = field(init=False)
@@ -94,13 +128,19 @@ class Found:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.safe, self.tight, self.nearest = Best(self.keep), Best(self.keep), Best(1)
+        of = (self.keep, self.each, self.all_variants)
+        self.safe, self.tight = Best(*of), Best(*of)
+        self.nearest = Best(1, 1, all_variants=True)
 
     @property
     def reasons_in_order(self) -> dict[str, int]:
         """Plans that each reason rejects, most first."""
         counts = sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))
         return {name: number for name, number in counts if number}
+
+    def empty(self) -> Found:
+        """The account of another part, before it is examined."""
+        return Found(self.keep, self.each, self.all_variants)
 
     def add(self, part: Found) -> None:
         """Take in what was found in another part of the space."""
@@ -125,9 +165,9 @@ class Scan:
     processes that share it, but for the number of plans evaluated.
     """
 
-    def __init__(self, space: SearchSpace, keep: int, memory_limit: float, meter: Meter) -> None:
+    def __init__(self, space: SearchSpace, found: Found, memory_limit: float, meter: Meter) -> None:
         self.space, self.memory_limit = space, memory_limit
-        self.found, self.meter = Found(keep), meter
+        self.found, self.meter = found, meter
         self.table = CostTable(space.model, space.cluster, space.framework, space.shapes())
         self.fitting: dict[int, IntArray] = {}
         """By pp: rows of the space's ``unstaged`` that obey the rules and may fit."""
@@ -160,15 +200,8 @@ class Scan:
 
     @property
     def last_s(self) -> float:
-        """Bound of the last plan kept: none above it is; infinite while there is room."""
-        safe = self.found.safe
-        own = float(safe.score[-1]) if len(safe.score) >= safe.keep else math.inf
-        return min(own, self.others_s)
-
-    @property
-    def truncated(self) -> bool:
-        """There were more safe plans than are kept."""
-        return self.found.num_safe > len(self.found.safe.plans)
+        """No safe plan with a bound above it is kept; infinite while there is room."""
+        return min(self.found.safe.limit, self.others_s)
 
     def _find_fitting(self, pp: int) -> None:
         """Rows of ``unstaged(pp)`` of which some staging may obey the rules and fit.
@@ -305,7 +338,7 @@ class _Process:
     def found(cls, part: Part) -> Found:
         """What is found in one part."""
         scan = cls.scan
-        scan.found, scan.others_s = Found(scan.found.keep), cls.last_s.value
+        scan.found, scan.others_s = scan.found.empty(), cls.last_s.value
         scan.examine(*part)
         cls.last_s.value = min(cls.last_s.value, scan.last_s)
         return scan.found

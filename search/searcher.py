@@ -51,6 +51,9 @@ class Request:
     """Seconds after which no further batch is started; what was found is still replayed."""
     workers: int | None = 1
     """Processes of a searcher that can use several; None: all cores where that pays."""
+    all_variants: bool = False
+    """Rank every plan; else of plans that are variants of one another the fastest alone
+    (:mod:`parallelsim.search.variants`)."""
 
     def __post_init__(self) -> None:
         """Refuse what no search can do.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parallelsim.search import scan
+from parallelsim.search import grid, scan
 from parallelsim.search.grid import GridSearcher
 from parallelsim.search.refine import ranking
 from parallelsim.search.result import SearchResult
@@ -61,20 +61,30 @@ def answer(result: SearchResult) -> tuple[object, ...]:
     return (*found, *counts, list(result.reasons.items()), result.proven)
 
 
-@given(space=spaces(), top_k=st.sampled_from((1, 4)), memory_limit=st.sampled_from((0.2, 0.5, 0.8)))
-@settings(max_examples=8)
+@given(
+    space=spaces(),
+    top_k=st.sampled_from((1, 4)),
+    memory_limit=st.sampled_from((0.2, 0.5, 0.8)),
+    all_variants=st.booleans(),
+    each=st.sampled_from((1, 24)),
+)
+@settings(max_examples=10)
 def test_the_pruned_ranking_is_that_of_all_plans_in_one_process_and_in_two(
-    space: SearchSpace, top_k: int, memory_limit: float
+    space: SearchSpace, top_k: int, memory_limit: float, all_variants: bool, each: int
 ) -> None:
     inputs = (space.model, space.cluster, space.framework)
     plans = PlanBatch.concatenate([PlanBatch.from_plans([]), *space.blocks()])
     plans = plans.take(obeys_rules(*inputs, plans))
     every = simulate(*inputs, plans, memory_limit)
-    best = ranking(replayed(every.take(every.zone == 0)), top_k)
+    best = ranking(replayed(every.take(every.zone == 0)), top_k, all_variants)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "PART_PLANS", 100)
+        patch.setattr(grid, "VARIANTS_KEPT", each)
         one, two = (
-            GridSearcher().search(space, Request(top_k, memory_limit, workers=n)) for n in (1, 2)
+            GridSearcher().search(
+                space, Request(top_k, memory_limit, workers=n, all_variants=all_variants)
+            )
+            for n in (1, 2)
         )
     assert list(one.plans.plans) == list(best.plans)
     assert np.array_equal(one.plans.step_time_s, best.step_time_s)

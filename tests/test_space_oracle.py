@@ -262,9 +262,8 @@ def _valid(space: SearchSpace) -> PlanBatch:
 def _searched(regular: bool, *case: str | int) -> SearchResult:
     """The best 60 plans of a case: ``regular`` ones, or with layers cut anywhere among them."""
     space = _space(*case)
-    return grid_search(
-        replace(space, limits={"layout": LAYOUTS[:-1]}) if regular else space, top_k=60
-    )
+    searched = replace(space, limits={"layout": LAYOUTS[:-1]}) if regular else space
+    return grid_search(searched, top_k=60, all_variants=True)
 
 
 @each_space

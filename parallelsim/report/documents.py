@@ -73,16 +73,18 @@ def plan_document(
         "num_replayed": result.num_replayed,
         "num_cut": result.num_cut,
         "num_uncut": result.num_uncut,
+        "all_variants": result.all_variants,
         "reasons": dict(result.reasons),
         "proven": result.proven,
         "partial": result.partial,
         "stopped": result.stopped,
         "elapsed_s": result.elapsed_s,
         "plans": [
-            row | {"cut_gain_frac": gain, "p_best": best, "tied_with_first": tied}
-            for row, gain, best, tied in zip(
+            row | {"cut_gain_frac": gain, "p_best": best, "tied_with_first": tied, "num_near": near}
+            for row, gain, near, best, tied in zip(
                 ranked_rows(result.plans),
                 result.cut_gain_frac,
+                result.num_near or (None,) * len(result.plans),
                 sure.p_best.tolist(),
                 sure.tied.tolist(),
                 strict=True,

@@ -65,9 +65,11 @@ def place_words(explanation: Explanation) -> str:
 
 
 def rank_words(place: Place, simulation: Simulation) -> str:
-    """``Rank 6 of 59,424 safe plans``, said otherwise where the plan itself is not safe."""
+    """``Rank 6 of 59,424 safe plans``, of which variants are some, said otherwise where the plan
+    itself is not safe.
+    """
     about = "" if place.exact else "about "
-    of = f"{about}{place.rank:,} of {place.num_safe:,} safe plans"
+    of = f"{about}{place.rank:,} of {place.num_safe:,} safe plans, all variants counted"
     zone = ZONES[int(simulation.zone[0])]
     if zone == "safe":
         return f"Rank {of}" + ("" if place.exact else " (by the closed forms)")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallelsim.report.labels import MEMORY_LABELS, degrees, label, largest_loss
-from parallelsim.report.plans import memory_terms, time_terms, without_near_variants, zero_marks
+from parallelsim.report.plans import memory_terms, time_terms, zero_marks
+from parallelsim.search.variants import first_of_groups, variant_groups
 from parallelsim.simulate import ZONES, Simulation, memory_per_stage
 from parallelsim.units import GIB, format_bytes, format_percent, format_seconds
 
@@ -74,7 +75,7 @@ class Row:
     p_best: float | None
     is_tied: bool
     is_near: bool
-    """One of those that the terminal's table leaves out: see ``without_near_variants``."""
+    """A variant of a faster row: see :mod:`parallelsim.search.variants`."""
 
     @property
     def plan(self) -> Plan:
@@ -100,13 +101,12 @@ def rows_of(result: SearchResult, trust: Trust | None) -> list[Row]:
     """Safe plans, then faster tight ones, ranked through."""
     safe, tight = result.plans, result.faster_but_tight
     first = float(safe.step_time_s[0]) if len(safe) else None
-    shown = set(without_near_variants(safe))
+    shown, also = (set(first_of_groups(variant_groups(s.plans), 1).tolist()) for s in (safe, tight))
     rows = []
     for i in range(len(safe)):
         best = float(trust.p_best[i]) if trust else None
         tied = trust is not None and bool(trust.tied[i])
         rows.append(Row(i + 1, safe, i, first, best, tied, i not in shown))
-    also = set(without_near_variants(tight))
     for i in range(len(tight)):
         rows.append(Row(len(safe) + i + 1, tight, i, first, None, False, i not in also))
     return rows

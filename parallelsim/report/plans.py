@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from parallelsim.report.labels import (
     step_interval,
 )
 from parallelsim.report.tables import Column, print_line, print_table
+from parallelsim.search.result import NEAR_FRAC
 from parallelsim.units import GIB, format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -45,22 +45,6 @@ OVERLAP_MARK = "o"
 """Behind the degree of expert parallelism: how, and that its exchange is overlapped."""
 
 MAX_CUTS_SHOWN = 2
-_NEAR_FIELDS = frozenset(
-    {
-        "vpp",
-        "layout",
-        "first_stage_layers",
-        "last_stage_layers",
-        "chunk_layers",
-        "cp_comm_type",
-        "cp_a2a",
-        "moe_dispatcher",
-    }
-)
-"""Plans that differ in no other field are near variants of each other; 1F1B with and without
-virtual stages is one schedule.
-"""
-
 _PLAN_COLUMNS = (
     Column("#"),
     Column("TP"),
@@ -148,46 +132,21 @@ def _schedules(plans: list[Plan]) -> list[str]:
     return [f"schedule {name}: # {', '.join(found)}" for name, found in ranks.items()]
 
 
-def print_ranked(
-    simulation: Simulation, trust: Trust | None = None, *, all_variants: bool = True
-) -> None:
-    """The safe plans, best first; without ``all_variants`` at most two of each set of near ones.
+def print_ranked(simulation: Simulation, trust: Trust | None = None) -> None:
+    """The safe plans, best first.
 
     With ``trust`` ties are marked, and each plan has its probability to be the fastest.
     """
-    shown = range(len(simulation.plans)) if all_variants else without_near_variants(simulation)
     columns = [*_PLAN_COLUMNS, *_MEMORY_COLUMNS, _LOSS_COLUMN]
-    rows = [_cells(simulation, i) for i in shown]
+    rows = [_cells(simulation, i) for i in range(len(simulation))]
     if trust is not None:
         columns.append(_BEST_COLUMN)
-        for i, row in zip(shown, rows, strict=True):
+        for i, row in enumerate(rows):
             row[0] += TIE_MARK if trust.tied[i] or (i == 0 and trust.tied.any()) else ""
             row.append(f"{float(trust.p_best[i]):.0%}")
     left_out = print_table(*_without_unused(columns, rows), bold_rows=1)
-    if hidden := len(simulation.plans) - len(shown):
-        print_line(
-            f"{hidden} near variant{'s' if hidden > 1 else ''} not shown "
-            "(--all-variants or --json has them; "
-            f"--top {4 * len(simulation.plans)} looks further)"
-        )
     if left_out:
         print_line(f"left out for width: {', '.join(left_out)}")
-
-
-def without_near_variants(simulation: Simulation, at_most: int = 2) -> list[int]:
-    """Positions of the plans to show: of those that differ only in how layers are cut into stages
-    or how context parallelism communicates, the first ``at_most``.
-    """
-    seen: Counter[tuple[object, ...]] = Counter()
-    shown = []
-    for index, plan in enumerate(simulation.plans):
-        fields = {k: v for k, v in plan.to_dict().items() if k not in _NEAR_FIELDS}
-        fields["schedule"] = plan.schedule.removeprefix("interleaved-")
-        key = tuple(fields.values())
-        seen[key] += 1
-        if seen[key] <= at_most:
-            shown.append(index)
-    return shown
 
 
 def tight_means(simulation: Simulation) -> str:
@@ -320,6 +279,19 @@ def _proof(result: SearchResult) -> str:
     return f"{proof}{result.num_cut} plans, all that might gain by it"
 
 
+def variants(result: SearchResult) -> str:
+    """What the rows stand for; empty where every plan is a row."""
+    if result.all_variants or not len(result.plans):
+        return ""
+    words = (
+        "Each row is the fastest variant of its degrees, micro-batch and sharding; --all-variants "
+        "ranks them all"
+    )
+    if near := result.num_near[0] if result.num_near else 0:
+        words += f", {near} of plan 1 within {NEAR_FRAC:.0%} of it"
+    return words + "."
+
+
 def cuts(result: SearchResult) -> list[str]:
     """What the plans with layout ``free`` gain by it, and how the best of them cuts the layers."""
     lines = []
@@ -329,7 +301,7 @@ def cuts(result: SearchResult) -> list[str]:
             continue
         words = f"layers cut as {cut_words(plan.chunk_layers)}"
         if gain is not None:
-            words += f", {gain:.1%} of the step less than with the best other layout (same VP)"
+            words += f", {gain:.1%} of the step less than its best variant with another layout"
         lines.append(f"Plan {index + 1}: {words}.")
     return lines[:MAX_CUTS_SHOWN]
 
