@@ -130,15 +130,19 @@ def schedule_time(graph: Graph, costs: StageCosts) -> FloatArray:
 
 
 def plan_replay(
-    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    plan: Plan,
+    left_out: int = 0,
 ) -> PlanReplay:
-    """The replay of one plan.
+    """The replay of one plan, without so many of its last micro-batches.
 
     Raises:
         PlanError: more ranks or operations than are replayed, a rule of the schedule broken, fewer
             layers than chunks, or an efficiency that is not known.
     """
-    batch, graph = PlanBatch.from_plans([plan]), plan_graph(plan)
+    batch, graph = PlanBatch.from_plans([plan]), plan_graph(plan, left_out)
     places = model.num_layers + LAYOUT_PLACES.get(plan.layout, 0)
     if places < plan.pp * plan.vpp:
         raise PlanError(

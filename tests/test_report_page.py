@@ -192,3 +192,38 @@ def test_a_file_is_replaced_only_when_asked_and_never_an_input(
     result = report(*PLAN, "--output", str(tmp_path / "missing" / "report.html"))
     assert result.exit_code == 1
     assert "the folder does not exist" in result.stderr
+
+
+def test_long_pipelines_are_drawn_without_their_steady_middle(tmp_path: Path) -> None:
+    target = tmp_path / "long.html"
+    fixed = ("--fix", "tp=2,cp=1,pp=4,micro_batch_size=1,schedule=1f1b")
+    size = ("--model", "llama3-8b", "--gpus", "16", "--global-batch-size", "2048")
+    result = report(*size, *fixed, "--quick", "--top", "1", "--output", str(target))
+    assert result.exit_code == 0, result.output
+    page = check_structure(target)
+    assert "Drawn with 16 of the 1024 micro-batches" in page.text
+    assert "pp 4, vpp 1, 16 micro-batches" in page.text
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "paper"])
+def test_colours_are_told_from_what_is_behind_them(theme: str) -> None:
+    """WCAG 2.2: a contrast of 4.5 for text."""
+    css = files("parallelsim.report").joinpath("page.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    assert len(blocks) == 3
+    block = blocks[("light", "dark", "paper").index(theme)]
+    colours = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", block))
+
+    def luminance(name: str) -> float:
+        parts = [int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    written = ("ink", "muted", "link", "good", "warn")
+    pairs = [(text, behind) for text in written for behind in ("surface", "raised")]
+    pairs += [("on", f"c{number}") for number in range(1, 9)]
+    assert {pair: contrast(*pair) for pair in pairs if contrast(*pair) < 4.5} == {}

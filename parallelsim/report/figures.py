@@ -100,7 +100,7 @@ def front_figure(safe: Simulation, tight: Simulation, front: Simulation) -> Figu
             fontsize=9,
             ha="center",
         )
-    for i in _apart(safe, axes):
+    for i in _apart(safe, tight, axes):
         axes.annotate(
             str(i + 1),
             (_gib(safe)[i], safe.step_time_s[i]),
@@ -121,11 +121,15 @@ def _gib(simulation: Simulation) -> FloatArray:
     return np.asarray(simulation.peak_memory_bytes / GIB)
 
 
-def _apart(simulation: Simulation, axes: Any) -> list[int]:
-    """Positions of the plans that a number can stand beside: no earlier one is close."""
-    places = axes.transData.transform(np.column_stack([_gib(simulation), simulation.step_time_s]))
+def _apart(safe: Simulation, tight: Simulation, axes: Any) -> list[int]:
+    """Positions of safe plans: a number beside them covers neither another number nor a mark."""
+    both = Simulation.concatenate([safe, tight])
+    places = axes.transData.transform(np.column_stack([_gib(both), both.step_time_s]))
     shown: list[int] = []
-    for i, place in enumerate(places):
-        if all(np.abs((place - places[j]) / (26, 18)).max() > 1 for j in shown):
+    for i, place in enumerate(places[: len(safe)]):
+        ahead, above = (places - place).T
+        marks = (ahead > 3) & (ahead < 26) & (above > -4) & (above < 24)
+        numbers = np.abs((places[shown] - place) / (26, 18)).max(axis=1) < 1
+        if not marks.any() and not numbers.any():
             shown.append(i)
     return shown

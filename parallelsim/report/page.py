@@ -17,6 +17,7 @@ from parallelsim.report.trust import order_words
 from parallelsim.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
+    from parallelsim.plan import Plan
     from parallelsim.robustness import Robustness
     from parallelsim.search.result import SearchResult
     from parallelsim.simulate import Simulation
@@ -31,6 +32,7 @@ SHOWN_FRONT_MEANS = (
     "Dots are the safe plans of the ranking, diamonds those that may run out of memory; the line "
     "joins those of them that no other one beats in both step time and memory."
 )
+GANTT_MEANS = "Optimizer, overhead and stragglers, which the step adds, are not drawn."
 NOT_MODELLED = (
     "clusters of mixed GPUs, and GPUs or links slower than their kind",
     "contention with other jobs on the network",
@@ -227,10 +229,28 @@ def _gantt(row: tables.Row) -> dict[str, Any]:
     simulation, plan = row.simulation, row.plan
     if plan.pp == 1:
         return {"gantt": None, "gantt_note": "One stage: no pipeline, and no bubble."}
+    inputs = (simulation.model, simulation.cluster, simulation.framework)
+    left_out = _not_drawn(plan)
     try:
-        planned = plan_replay(simulation.model, simulation.cluster, simulation.framework, plan)
+        planned = plan_replay(*inputs, plan, left_out)
         figure = gantt_figure(planned.run(), GANTT_WIDTH)
     except PlanError as error:
         return {"gantt": None, "gantt_note": f"Not drawn: {error}."}
     words = f"Forwards and backwards of the {plan.pp} pipeline ranks over one step"
-    return {"gantt": themed_svg(figure, "gantt", words), "gantt_note": ""}
+    drawn = plan.num_micro_batches - left_out
+    note = GANTT_MEANS + (
+        f" Drawn with {drawn} of the {plan.num_micro_batches} micro-batches: in the whole step "
+        "the steady middle is longer, the share of the bubble smaller."
+        if left_out
+        else ""
+    )
+    return {"gantt": themed_svg(figure, "gantt", words), "gantt_note": note}
+
+
+def _not_drawn(plan: Plan) -> int:
+    """Micro-batches of the steady middle without which operations are wide enough to be seen."""
+    from parallelsim.replay import FEWEST_TURNS
+
+    if 2 * plan.vpp * plan.num_micro_batches <= GANTT_WIDTH:
+        return 0
+    return max(plan.num_micro_batches // plan.pp - FEWEST_TURNS, 0) * plan.pp
