@@ -19,7 +19,17 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this ma
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("browser") / "report.html"
-    plan = ("--model", "llama3-8b", "--gpus", "16", "--global-batch-size", "64", "--top", "12")
+    plan = (
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "16",
+        "--global-batch-size",
+        "64",
+        "--top",
+        "12",
+        "--all-variants",
+    )
     result = CliRunner().invoke(main, ["report", *plan, "--quick", "--output", str(target)])
     assert result.exit_code == 0, result.output
     return target
