@@ -18,6 +18,7 @@ import click
 from parallelsim.cli_calibrate import calibrate
 from parallelsim.cli_catalog import clusters, frameworks, models
 from parallelsim.cli_completion import completion
+from parallelsim.cli_doctor import doctor
 from parallelsim.cli_elastic import elastic
 from parallelsim.cli_explain import explain
 from parallelsim.cli_fit import fit
@@ -145,7 +146,8 @@ def main() -> None:
 
 
 _TOOLS = (plan, simulate, explain, fit, sweep, elastic, tune)
+_PROGRAM = (schema, completion, doctor)
 _FILES = (report, compare, export, import_run, timeline, validate, calibrate)
-for _command in (*_TOOLS, *_FILES, models, clusters, frameworks, schema, completion):
+for _command in (*_TOOLS, *_FILES, models, clusters, frameworks, *_PROGRAM):
     main.add_command(_command)
 add_examples(main)

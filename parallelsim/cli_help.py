@@ -106,6 +106,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "# a file to change",
         "frameworks megatron-core --yaml > fork.yaml",
     ),
+    "doctor": ("doctor",),
     "schema": (
         "# what 'plan --json' holds",
         "schema plan > plan.schema.json",

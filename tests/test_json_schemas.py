@@ -85,6 +85,7 @@ def run(folder: Path, line: str) -> str:
         ("tune", "tune next study"),
         ("validate", "validate runs.csv"),
         ("calibrate", "calibrate runs.csv --cluster dgx-a100-80gb"),
+        ("doctor", "doctor"),
         ("model", "models mixtral-8x7b"),
         ("models", "models"),
         ("cluster", "clusters hgx-h100"),

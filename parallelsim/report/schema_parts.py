@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from parallelsim import sweep
 from parallelsim.memory import MemoryBreakdown
@@ -83,7 +83,11 @@ _OF_TYPES: Mapping[Any, Schema] = {
 def mirror(kind: type, *without: str) -> Part:
     """The fields of a dataclass, except some."""
     hints = get_type_hints(kind)
-    return {f.name: _OF_TYPES[hints[f.name]] for f in fields(kind) if f.name not in without}
+    return {f.name: _of_type(hints[f.name]) for f in fields(kind) if f.name not in without}
+
+
+def _of_type(hint: Any) -> Schema:
+    return one_of(get_args(hint)) if get_origin(hint) is Literal else _OF_TYPES[hint]
 
 
 def _terms(kind: type) -> Part:

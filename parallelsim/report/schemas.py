@@ -12,6 +12,7 @@ from typing import Any
 
 from parallelsim.calibration import ErrorChange, FactorFit
 from parallelsim.cluster import ClusterSpec
+from parallelsim.doctor import Check
 from parallelsim.elastic import Elastic, Shrunk
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
@@ -302,6 +303,7 @@ DOCUMENTS: Mapping[str, Part] = {
     "tune": _TUNE,
     "validate": _VALIDATE,
     "calibrate": _CALIBRATE,
+    "doctor": {"checks": listed(mapping(mirror(Check)))},
 }
 """What commands print with ``--json``, by command."""
 PLAN_FILE: Part = {
