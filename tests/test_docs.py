@@ -27,13 +27,14 @@ def test_commands_of_the_page_print_what_it_shows(page: Path) -> None:
 
 
 def test_examples_of_every_help_are_right_usage() -> None:
+    program = click.Context(main, **main.context_settings)
     for name, line in help_examples.examples():
         words = shlex.split(line.partition(" > ")[0])
         command: click.Command = main
         for part in name.split():
             assert isinstance(command, click.Group)
             command = command.commands[part]
-        command.make_context(name, words[len(name.split()) :])
+        command.make_context(name, words[len(name.split()) :], parent=program)
 
 
 def test_every_command_has_examples() -> None:

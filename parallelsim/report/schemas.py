@@ -112,6 +112,7 @@ _PLAN: Part = {
     "num_replayed": INT,
     "num_cut": INT,
     "num_uncut": INT,
+    "all_variants": said(BOOL, "Near variants are ranked too."),
     "reasons": REASONS,
     "proven": BOOL,
     "partial": BOOL,
@@ -124,6 +125,7 @@ _PLAN: Part = {
                 "cut_gain_frac": said(NUMBER, "What its cut into stages saves of an even one's."),
                 "p_best": said(NUMBER, "Probability that it is the fastest of the ranked ones."),
                 "tied_with_first": BOOL,
+                "num_near": said(or_null(INT), "Other variants that are nearly as fast."),
             }
         )
     ),
