@@ -25,6 +25,7 @@ class Target:
 
 _SOFTWARE = (
     Target("megatron", "Megatron-LM", ".sh"),
+    Target("megatron-bridge", "Megatron-Bridge", ".py"),
     Target("torchtitan", "torchtitan", ".toml"),
     Target("deepspeed", "DeepSpeed", ".json"),
     Target("accelerate", "Hugging Face accelerate", ".yaml"),

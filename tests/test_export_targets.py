@@ -23,6 +23,7 @@ SOFTWARE = [name for name in TARGETS if not name.startswith("slurm-")]
 FSDP = replace(SHARDED, recompute="none")
 PLANS = {
     "megatron": ("megatron-core", replace(REPLICATED, overlap_param_gather=True)),
+    "megatron-bridge": ("megatron-core", replace(REPLICATED, overlap_param_gather=True)),
     "torchtitan": ("torchtitan", FSDP),
     "deepspeed": ("deepspeed", SHARDED),
     "accelerate": ("torchtitan", replace(FSDP, grad_dtype="bf16")),

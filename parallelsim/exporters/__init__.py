@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from parallelsim.exporters.accelerate import export_accelerate
+from parallelsim.exporters.bridge import export_bridge
 from parallelsim.exporters.deepspeed import export_deepspeed
 from parallelsim.exporters.megatron import export_megatron
 from parallelsim.exporters.nanotron import export_nanotron
@@ -13,6 +14,7 @@ from parallelsim.exporters.torchtitan import export_torchtitan
 
 _SOFTWARE: Mapping[str, Callable[..., str]] = {
     "megatron": export_megatron,
+    "megatron-bridge": export_bridge,
     "torchtitan": export_torchtitan,
     "deepspeed": export_deepspeed,
     "accelerate": export_accelerate,

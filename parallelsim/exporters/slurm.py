@@ -44,6 +44,7 @@ class Launch:
 
 LAUNCHES = {
     "megatron": Launch(('bash "${{FILE}}"',)),
+    "megatron-bridge": Launch((*TORCHRUN, '"${{FILE}}"')),
     "torchtitan": Launch((*TORCHRUN, '-m torchtitan.train --job.config_file "${{FILE}}"')),
     f"torchtitan {TITAN_MAIN}": Launch(
         (
