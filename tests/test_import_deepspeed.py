@@ -96,9 +96,9 @@ def test_a_configuration_is_read_as_the_plan_that_it_was_written_from(
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: expected 0 to 3, got 4"),
         ({"zero_optimization": 3}, "zero_optimization: expected a section, got 3"),
         ({"train_micro_batch_size_per_gpu": None}, "train_batch_size: is needed, or"),
-        ('{"train_batch_size": 1, "train_batch_size": 2}', "train_batch_size: given twice"),
+        ('{"train_batch_size": 1, "train_batch_size": 2}', "train_batch_size: duplicate key"),
         ('{"train_batch_size": 1', "not valid JSON"),
-        ('{"zero_optimization": ' + "[" * 99999, "not valid JSON"),
+        ('{"zero_optimization": ' + "[" * 99999, "nested deeper"),
     ],
 )
 def test_a_configuration_that_cannot_be_read_is_one_line(changes: Any, message: str) -> None:

@@ -58,6 +58,8 @@ class Script:
     variables: Variables
     is_wanted: Callable[[Sequence[str]], bool]
     found: list[Command] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
+    """Here-documents that no shell reads, as they reach a file."""
     notes: list[str] = field(default_factory=list)
     functions: dict[str, list[Token]] = field(default_factory=dict)
     depth: int = 0
@@ -123,9 +125,13 @@ class _Runner:
             self._guarded((token.text == "&&") == self.status)
         elif token.kind in ("here", "verbatim"):
             self.at += 1
-            if self.active and self.last in SHELLS:
+            if self.active:
                 expands = token.kind == "here"
-                self._inner(self.script.variables.quoted(token.text) if expands else token.text)
+                text = self.script.variables.quoted(token.text) if expands else token.text
+                if self.last in SHELLS:
+                    self._inner(text)
+                else:
+                    self.script.documents.append(text)
         elif token.kind == "arithmetic":
             self.at += 1
             value = self.script.variables.calculated(token.text, assigns=self.active)

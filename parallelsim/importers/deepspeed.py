@@ -6,7 +6,6 @@ runtime/engine.py (``get_data_types``, ``_do_optimizer_sanity_check``) of DeepSp
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from parallelsim.errors import SpecError
 from parallelsim.importers.run import ImportedRun
 from parallelsim.importers.settings import Settings
 from parallelsim.model import ModelSpec
+from parallelsim.yaml_io import parse_json
 
 BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
 STEPS = "gradient_accumulation_steps"
@@ -65,7 +65,7 @@ def import_deepspeed(
     Raises:
         SpecError: no JSON, no model, values that contradict each other.
     """
-    return run_of_deepspeed(Settings(file, _read(text, file)), model)
+    return run_of_deepspeed(Settings(file, parse_json(text, file)), model)
 
 
 def run_of_deepspeed(settings: Settings, model: ModelSpec | None) -> ImportedRun:
@@ -91,22 +91,6 @@ def run_of_deepspeed(settings: Settings, model: ModelSpec | None) -> ImportedRun
         framework="deepspeed",
         settled=settled,
     )
-
-
-def _read(text: str, file: str) -> Mapping[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise SpecError("given twice; keep one", file=file, key=twice[:60])
-        return dict(pairs)
-
-    try:
-        data = json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"not valid JSON: {str(error)[:120]}", file=file) from None
-    if not isinstance(data, dict):
-        raise SpecError("expected an object at the top level", file=file)
-    return data
 
 
 def _plan(

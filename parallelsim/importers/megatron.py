@@ -112,7 +112,7 @@ def _run_words(
             return shlex.split(text, comments=True), [], []
         except ValueError as error:
             raise SpecError(f"cannot be split into arguments: {error}", file=file) from None
-    script = commands(text, file, slurm_variables(text) | dict(environment), _is_run)
+    script = commands(text, file, slurm_variables(text) | dict(environment), is_megatron_run)
     if not script.found:
         why = f" ({script.notes[0]})" if script.notes else ""
         message = f"starts no Python program with {_WANTED[0]} or {_WANTED[1]}{why}"
@@ -125,7 +125,8 @@ def _run_words(
     return list(command.words[at + 1 :]), script.notes, list(command.words[: at + 1])
 
 
-def _is_run(words: Sequence[str]) -> bool:
+def is_megatron_run(words: Sequence[str]) -> bool:
+    """The words of a command start a Python program with Megatron-LM's flags."""
     flags = {word.partition("=")[0] for word in words}
     return any(word.endswith(".py") for word in words) and bool(flags & set(_WANTED))
 

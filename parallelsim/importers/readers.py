@@ -14,8 +14,9 @@ from parallelsim.importers.logs import (
     is_megatron_log,
     is_torchtitan_log,
 )
-from parallelsim.importers.megatron import import_megatron
+from parallelsim.importers.nanotron import import_nanotron, is_nanotron
 from parallelsim.importers.run import ImportedRun
+from parallelsim.importers.scripts import import_script
 from parallelsim.importers.torchtitan import import_torchtitan, is_torchtitan
 
 
@@ -43,13 +44,16 @@ READERS = (
     Reader("DeepSpeed log", is_deepspeed_log, import_deepspeed_log, ("seq_length",)),
     Reader("torchtitan TOML", is_torchtitan, import_torchtitan),
     Reader("DeepSpeed JSON", is_deepspeed, import_deepspeed, ("seq_length",)),
-    Reader("Megatron-LM script or arguments", lambda text, file: True, import_megatron),
+    Reader("nanotron YAML", is_nanotron, import_nanotron),
+    Reader("script or arguments", lambda text, file: True, import_script),
 )
 """The first one that reads a file counts; the last one reads every text that is left."""
 
 
 def reader_of(text: str, file: str) -> Reader:
     """The reader of a text."""
+    if text.startswith("#!"):
+        return READERS[-1]
     return next(reader for reader in READERS if reader.reads(text, file))
 
 

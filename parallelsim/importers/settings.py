@@ -31,6 +31,13 @@ class Settings:
             SpecError: something else stands where a section is expected.
         """
         self.read.add(key)
+        return self._found(key, default)
+
+    def pass_over(self, usual: Mapping[str, Any]) -> None:
+        """Count keys that have these values as read."""
+        self.read |= {key for key, value in usual.items() if self._found(key) == value}
+
+    def _found(self, key: str, default: Any = None) -> Any:
         *sections, name = key.split(".")
         at: Any = self.data
         for depth, section in enumerate(sections):
@@ -105,7 +112,7 @@ class Settings:
             if _depth(key, self.read):
                 continue
             changes, does_not = _depth(key, not_modelled), _depth(key, harmless)
-            is_on = self.value(key) not in OFF
+            is_on = self._found(key) not in OFF
             kind = ignored if does_not or changes else unknown
             (unmodelled if changes > does_not and is_on else kind).append(key)
         return tuple(ignored), tuple(unmodelled), tuple(unknown)
