@@ -76,6 +76,21 @@ CASES: dict[str, tuple[str, Mapping[str, Any]]] = {
         {"pp": 2, "layout": "first-last", "first_stage_layers": 18, "last_stage_layers": 14}
         | {"overlap_grad_reduce": True, "schedule": "gpipe"},
     ),
+    "accelerate": (
+        "llama3-8b",
+        {
+            "zero": 3,
+            "compile": True,
+            "grad_dtype": "bf16",
+            "reshard_after_forward": False,
+            **OVERLAP,
+        },
+    ),
+    "accelerate-hybrid": (
+        "llama3-70b",
+        {"tp": 4, "cp": 2, "cp_comm_type": "all-gather", "dp_replicate": 2, "recompute": "full"}
+        | {"zero": 3, "grad_dtype": "bf16", "micro_batch_size": 2, **OVERLAP},
+    ),
     "deepspeed-stage-2": ("llama3-8b", {"zero": 2, "overlap_grad_reduce": True}),
     "deepspeed-stage-3": ("llama3-8b", {"zero": 3, "recompute": "full", **OVERLAP}),
     "deepspeed-stages": ("gpt3-175b", {"pp": 8, "zero": 1, "recompute": "full"}),
@@ -95,7 +110,7 @@ CASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "state-space": ("nemotron-h-8b", {"tp": 4, "sequence_parallel": True, **SHARDED}),
     "encoder-decoder": ("t5-11b", {"tp": 8, "zero": 1}),
 }
-LEAST = {"megatron": 20, "torchtitan": 4, "deepspeed": 4, "nanotron": 2}
+LEAST = {"megatron": 20, "torchtitan": 4, "deepspeed": 4, "nanotron": 2, "accelerate": 2}
 """Plans that a target says at least, alone and in its batch script."""
 
 
@@ -139,8 +154,8 @@ def test_what_a_target_writes_is_read_back_as_the_plan(target: str) -> None:
             continue
         said.append(name)
         reader = reader_of(text, "run")
-        needs_model = "deepspeed" in target
-        run = reader.read(text, "run", WHERE, model if needs_model else None)
+        without_model = target.endswith(("deepspeed", "accelerate"))
+        run = reader.read(text, "run", WHERE, model if without_model else None)
         assert run.plan(GPUS) == plan, name
         assert run.model.layers == model.layers, name
         assert run.num_gpus in (GPUS, None), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from parallelsim.importers.accelerate import import_accelerate, is_accelerate
 from parallelsim.importers.deepspeed import import_deepspeed, is_deepspeed
 from parallelsim.importers.logs import (
     import_deepspeed_log,
@@ -44,6 +45,7 @@ READERS = (
     Reader("DeepSpeed log", is_deepspeed_log, import_deepspeed_log, ("seq_length",)),
     Reader("torchtitan TOML", is_torchtitan, import_torchtitan),
     Reader("DeepSpeed JSON", is_deepspeed, import_deepspeed, ("seq_length",)),
+    Reader("accelerate YAML", is_accelerate, import_accelerate, ("seq_length",)),
     Reader("nanotron YAML", is_nanotron, import_nanotron),
     Reader("script or arguments", lambda text, file: True, import_script),
 )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from parallelsim.importers.accelerate import import_accelerate, is_accelerate
 from parallelsim.importers.bash import commands
 from parallelsim.importers.deepspeed import import_deepspeed, is_deepspeed
 from parallelsim.importers.launchers import launched_gpus, slurm_variables
@@ -22,6 +23,7 @@ _INNER = (
     (is_torchtitan, import_torchtitan),
     (is_deepspeed, import_deepspeed),
     (is_nanotron, import_nanotron),
+    (is_accelerate, import_accelerate),
     (lambda text, file: text.startswith("#!"), import_megatron),
 )
 """What a here-document may hold."""
