@@ -64,6 +64,9 @@ def run(text: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     imports = {
         "torch": {"nn": SimpleNamespace(functional=SimpleNamespace(silu="silu"))},
         "megatron.core.activations": {"squared_relu": "squared_relu"},
+        "megatron.core.fusions.fused_bias_geglu": {"quick_gelu": "quick_gelu"},
+        "megatron.core.models.gpt.gpt_layer_specs": {"get_gpt_decoder_block_spec": dict},
+        "megatron.bridge.models.mla_provider": {"MLAModelProvider": lambda: Section("model")},
         "megatron.core.transformer.enums": {"AttnBackend": SimpleNamespace(fused=3, flash=1)},
         "megatron.bridge.recipes.gpt.vanilla_gpt": {"vanilla_gpt_pretrain_config": lambda: recipe},
         "megatron.bridge.training.config": {
@@ -111,7 +114,7 @@ def test_the_program_says_the_plan(monkeypatch):
         "add_bias_linear": False,
         "share_embeddings_and_output_weights": False,
         "seq_length": 8192,
-        "vocab_size": 128512,
+        "vocab_size": 128_512,
         "attention_backend": 3,
     }
     assert vars(said.model) | model == vars(said.model)
@@ -138,7 +141,9 @@ def test_what_the_recipe_turns_on_is_turned_off(monkeypatch):
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in text
 
 
-@pytest.mark.parametrize("name", ["llama3-70b", "gpt3-175b", "mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    "name", ["llama3-70b", "gpt3-175b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"]
+)
 def test_every_field_is_one_of_bridges(name, monkeypatch):
     model = load_model(name)
     for plan, text in some_plans(export_bridge, (model, H100, MEGATRON), 512, count=4, seed=name):
@@ -166,13 +171,13 @@ def test_models_of_other_recipes_are_refused():
     gpt = load_model("gpt3-175b").with_seq_length(1024)
     with pytest.raises(ExportError, match="it learns 1024 positions"):
         export_bridge(gpt, H100, MEGATRON, replace(PLAN, vpp=4, tp=8, dp=4))
-    deepseek = load_model("deepseek-v2-lite").with_seq_length(4096)
-    plan = Plan(1, 1, 1, 1, 256, 8, global_batch_size=512, zero=1)
-    with pytest.raises(ExportError, match=r"no field for Megatron-LM's --multi-latent-attention"):
-        export_bridge(deepseek, H100, MEGATRON, plan)
+    hybrid = load_model("nemotron-h-8b").with_seq_length(4096)
+    plan = Plan(1, 1, 1, 1, 256, global_batch_size=512, zero=1)
+    with pytest.raises(ExportError, match="has no field for Megatron-LM's --hybrid-layer-pattern"):
+        export_bridge(hybrid, H100, MEGATRON, plan)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "mixtral-8x7b"])
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "deepseek-v2-lite"])
 def test_bridges_own_translator_agrees(name):
     """With the folder scripts/ of a checkout of Megatron-Bridge on PYTHONPATH."""
     theirs = pytest.importorskip("translate_mlm_to_bridge")

@@ -21,6 +21,7 @@ from parallelsim.exporters.megatron_model import model_refusals
 from parallelsim.exporters.megatron_states import environment
 from parallelsim.exporters.target import check_expressible, check_version, heading
 from parallelsim.framework import FrameworkSpec
+from parallelsim.layers import LatentAttention
 from parallelsim.model import ModelSpec
 from parallelsim.operators import rank_vocab
 from parallelsim.plan import Plan
@@ -34,7 +35,7 @@ MODEL = frozenset(
         *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads"),
         *("num-query-groups", "kv-channels", "softmax-type", "seq-length"),
         *("position-embedding-type", "rotary-base", "rotary-percent", "no-rope-freq"),
-        *("normalization", "add-qkv-bias", "qk-layernorm", "qk-l2-norm", "window-size"),
+        *("normalization", "add-qkv-bias", "qk-layernorm", "window-size"),
         *("window-attn-skip-freq", "hidden-dropout", "attention-dropout"),
         *("tensor-model-parallel-size", "context-parallel-size", "pipeline-model-parallel-size"),
         *("sequence-parallel", "cp-comm-type", "pipeline-model-parallel-layout"),
@@ -52,7 +53,10 @@ MODEL = frozenset(
         *("recompute-granularity", "recompute-method", "recompute-num-layers"),
         *("recompute-modules", "cross-entropy-loss-fusion", "cross-entropy-fusion-impl"),
         *("tp-comm-overlap", "cuda-graph-impl", "init-model-with-meta-device"),
-        *("attention-backend", "mtp-num-layers"),
+        *("attention-backend", "mtp-num-layers", "cuda-graph-modules", "moe-layer-freq"),
+        *("multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim"),
+        *("qk-pos-emb-head-dim", "v-head-dim", "rope-type", "glu-linear-offset"),
+        *("activation-func-clamp-value",),
     )
 )
 """Flags that are fields of the model under the same name."""
@@ -89,19 +93,25 @@ OFF: dict[str, str] = {
     "untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",
     "no-bias-gelu-fusion": "model.bias_activation_fusion",
     "no-bias-dropout-fusion": "model.bias_dropout_fusion",
+    "no-rope-fusion": "model.apply_rope_fusion",
     "grad-reduce-in-bf16": "mixed_precision.grad_reduce_in_fp32",
 }
 """Flags that turn a field off."""
+ENUMERATIONS = {"attention-backend": "AttnBackend.{}"}
+LISTS = frozenset({"recompute-modules", "cuda-graph-modules"})
+ACTIVATIONS = {
+    "swiglu": ("torch.nn.functional.silu", True),
+    "quick-geglu": ("quick_gelu", True),
+    "squared-relu": ("squared_relu", False),
+}
+"""(function, gated) by flag."""
 SAID_OTHERWISE = frozenset(
     (
         *("group-query-attention", "transformer-impl", "no-create-attention-mask-in-dataloader"),
-        *("swiglu", "squared-relu", "bf16", "fp16", "max-position-embeddings"),
+        *("bf16", "fp16", "max-position-embeddings", *ACTIVATIONS),
     )
 )
 """Flags whose fact is Bridge's default, another field's, or written by the program."""
-ENUMERATIONS = {"attention-backend": "AttnBackend.{}"}
-LISTS = frozenset({"recompute-modules"})
-ACTIVATIONS = {"swiglu": "torch.nn.functional.silu", "squared-relu": "squared_relu"}
 Override = tuple[str, str]
 """(field behind ``cfg.``, Python source of its value)."""
 
@@ -155,7 +165,11 @@ def overrides(
     What Megatron-LM's script leaves at defaults is said where the recipe's are others.
     """
     rows = int(rank_vocab(model, np.array([plan.tp]))[0]) * plan.tp
-    said: dict[str, str] = {
+    said = {"model": "MLAModelProvider()"} if _has_latents(model) else {}
+    if model.has_experts:
+        # As Megatron-LM does; the recipe's own are equal layers.
+        said["model.transformer_layer_spec"] = _BLOCK_SPEC
+    said |= {
         "model.vocab_size": repr(rows),
         "tokenizer.vocab_size": repr(model.vocab_size - 1),
         "model.bias_activation_fusion": "True",
@@ -174,8 +188,8 @@ def overrides(
     }
     for name, words in _flags(model, cluster, framework, plan):
         if name in ACTIVATIONS:
-            said["model.activation_func"] = ACTIVATIONS[name]
-            said["model.gated_linear_unit"] = repr(name == "swiglu")
+            function, gated = ACTIVATIONS[name]
+            said |= {"model.activation_func": function, "model.gated_linear_unit": repr(gated)}
         for field in _fields(name):
             said[field] = _source(name, words)
     said["dataset.seq_length"] = said["model.seq_length"]
@@ -194,6 +208,10 @@ def _flags(
             name, *words = shlex.split(flag, comments=True) or [""]
             if name:
                 yield name.removeprefix("--"), words
+
+
+def _has_latents(model: ModelSpec) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.layer_kinds)
 
 
 def _fields(name: str) -> tuple[str, ...]:
@@ -216,15 +234,20 @@ def _source(name: str, words: list[str]) -> str:
         return repr(words[0])
 
 
+_BLOCK_SPEC = "partial(get_gpt_decoder_block_spec, use_transformer_engine=True)"
 _BODY = """\
 import os
+from functools import partial
 
 {environment}
 
 import torch
 from megatron.core.activations import squared_relu
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.enums import AttnBackend
 
+from megatron.bridge.models.mla_provider import MLAModelProvider
 from megatron.bridge.recipes.gpt.vanilla_gpt import vanilla_gpt_pretrain_config
 from megatron.bridge.training.config import MockGPTDatasetConfig
 from megatron.bridge.training.gpt_step import forward_step
