@@ -84,7 +84,7 @@ def init(
     check_new(folder)
     inputs = load_inputs(spec, spec.num_gpus)
     space = search_space(inputs, search)
-    found = grid_search(space, memory_limit=search.memory_limit)
+    found = grid_search(space, memory_limit=search.memory_limit, all_variants=True)
     if not len(found.plans):
         return explain_misfit(inputs, search, found, as_json=False)
     plans = _launchable(inputs, candidates(space, found))

@@ -16,6 +16,7 @@ from parallelsim.search.cuts import (
     Family,
     best_of_families,
     best_of_ways,
+    family,
     fastest_cuts,
     find_cuts,
 )
@@ -171,12 +172,11 @@ def _replay_and_cut(scan: Scan, top_k: int) -> _Refined:
     gains: tuple[float | None, ...] = (None,) * len(safe)
     if room is None and not scan.stopped:
         known = best_of_families(ranked.replayed)
-        ways = best_of_ways(ranked.replayed)
-        to_beat = None if kept.all_variants else ways
-        found = find_cuts(space, table, scan.unstaged, known, last, scan.memory_limit, to_beat)
+        ways = None if kept.all_variants else best_of_ways(ranked.replayed)
+        found = find_cuts(space, table, scan.unstaged, known, last, scan.memory_limit, ways)
         cut = fastest_cuts(replays, found.plans, last)
         safe = ranking(Simulation.concatenate([safe, cut]), top_k, kept.all_variants)
-        gains = tuple(_gain(safe, i, ways, last) for i in range(len(safe)))
+        gains = tuple(_gain(safe, i, known, ways, last) for i in range(len(safe)))
     best = float(safe.step_time_s[0]) if len(safe) else math.inf
     tight = replays.rank(scan.found.tight.plans, scan.found.tight.score, top_k, best).plans
     exact = scan.found.only_bounded and bool(safe.replayed.all())
@@ -210,12 +210,20 @@ def _num_near(rows: Simulation, kept: Simulation) -> tuple[int, ...]:
 
 
 def _gain(
-    safe: Simulation, index: int, known: Mapping[Family, float], last_s: float
+    safe: Simulation,
+    index: int,
+    families: Mapping[Family, float],
+    ways: Mapping[Family, float] | None,
+    last_s: float,
 ) -> float | None:
     """Share of the step that the cut of one plan saves over its best variant with another layout,
-    at least: variants that were not replayed are not below ``last_s``.
+    at least: variants that were not replayed are not below ``last_s``. Where every variant is
+    ranked, over the same plan with another layout.
     """
     if safe.plans.layout[index] != FREE:
         return None
-    other = known.get(way(safe.plans, index))
+    if ways is None:
+        other = families.get(family(safe.plans, index))
+    else:
+        other = ways.get(way(safe.plans, index))
     return None if other is None else 1 - float(safe.step_time_s[index]) / min(other, last_s)

@@ -53,8 +53,8 @@ class SearchResult:
     """Plans that a cut might have brought into the ranking and that were not cut."""
     cut_gain_frac: tuple[float | None, ...] = ()
     """Of each plan with layout ``free``, in order of ``plans``, the share of the step that its cut
-    saves at least over its best variant with another layout; None for the other plans, and where
-    none was replayed."""
+    saves at least over its best variant with another layout, or where every variant is a row over
+    the same plan with another layout; None for the other plans, and where none was replayed."""
     all_variants: bool = False
     """Every plan is a row; else the fastest of those that are variants of one another
     (:mod:`parallelsim.search.variants`), and each row is proved to be, where the search is."""

@@ -151,7 +151,7 @@ def test_the_bayesian_search_reaches_a_best_plan_whose_layers_are_cut() -> None:
 
 def test_the_bayesian_search_finds_nothing_but_cuts_where_they_are_asked_for() -> None:
     space = space_of("gemma2-27b", 32, 256, fixed={"layout": "free", "tp": 2, "pp": 4})
-    result = BayesianSearcher().search(space, Request(top_k=5, budget=40))
+    result = BayesianSearcher().search(space, Request(top_k=5, budget=40, all_variants=True))
     assert result.num_evaluated == 40
     assert len(result.plans) == 5
     assert all(space.allows(plan) and sum(plan.chunk_layers) == 46 for plan in result.plans.plans)

@@ -40,7 +40,7 @@ class World:
     def __init__(self, model: str, num_gpus: int, batch: int) -> None:
         cluster = load_cluster("hgx-h100", num_gpus=num_gpus)
         space = SearchSpace(load_model(model), cluster, load_framework("megatron-core"), batch)
-        self.candidates = Candidates.of(candidates(space, grid_search(space)))
+        self.candidates = Candidates.of(candidates(space, grid_search(space, all_variants=True)))
         parts = [(cause_seconds(part.time), part.memory_use_frac) for part in runnable(space)]
         self.seconds = np.concatenate([seconds for seconds, _ in parts])
         self.use = np.concatenate([use for _, use in parts])

@@ -301,7 +301,7 @@ def cuts(result: SearchResult) -> list[str]:
             continue
         words = f"layers cut as {cut_words(plan.chunk_layers)}"
         if gain is not None:
-            words += f", {gain:.1%} of the step less than its best variant with another layout"
+            words += f", {gain:.1%} of the step less than with another layout"
         lines.append(f"Plan {index + 1}: {words}.")
     return lines[:MAX_CUTS_SHOWN]
 
