@@ -43,6 +43,16 @@ class Group:
     crossings: tuple[Crossing, ...]
     """Of the outer tiers, innermost first."""
 
+    def take(self, index: IntArray) -> Group:
+        """The groups at these positions."""
+        return Group(
+            self.num_ranks.take(index),
+            self.inside.take(index),
+            self.curve_index.take(index),
+            self.inside_frac.take(index),
+            tuple(crossing.take(index) for crossing in self.crossings),
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crossing:
@@ -55,10 +65,15 @@ class Crossing:
     """Ranks inside one instance of this tier."""
     sent_frac: FloatArray
     """1 - below/within."""
-    bytes_per_s: FloatArray
-    """Of the NICs that a collective keeps busy."""
+    byte_s: FloatArray
+    """Seconds for each byte of the tensor: ``sent_frac`` over the rate of the busy NICs."""
     ring_s: FloatArray
     """Latency of a ring."""
+
+    def take(self, index: IntArray) -> Crossing:
+        """Those of the groups at these positions."""
+        columns = (self.below, self.within, self.sent_frac, self.byte_s, self.ring_s)
+        return Crossing(self.tier, *(column.take(index) for column in columns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,9 +115,11 @@ class Network:
         for below, within, tier in zip(
             per_tier[:-1], per_tier[1:], self.cluster.tiers[1:], strict=True
         ):
-            nics = np.maximum(nic_share * below, 1.0) * tier.bandwidth_bytes_per_s * tier.efficiency
-            ring = tier.latency_s * ((within > below) * ((within - 1) / 2))
-            crossings.append(Crossing(tier, below, within, 1 - below / within, nics, ring))
+            busy = below if nic_share == 1.0 else nic_share * below
+            rate = np.maximum(busy, 1.0) * (tier.bandwidth_bytes_per_s * tier.efficiency)
+            sent = 1 - below / within
+            ring = (within > below) * (tier.latency_s / 2 * (within - 1))
+            crossings.append(Crossing(tier, below, within, sent, sent / rate, ring))
         inside = per_tier[0]
         return Group(
             num_ranks=ranks,
@@ -131,9 +148,10 @@ class Network:
         reduce-scatter and an all-gather whose latency is that of the ring or of a tree, whichever
         is lower.
         """
-        time = self._inside("all_reduce", 2 * num_bytes, group)
+        twice = 2 * num_bytes
+        time = self._inside("all_reduce", twice, group)
         for at in group.crossings:
-            wire = 2 * at.sent_frac * num_bytes / at.bytes_per_s
+            wire = twice * at.byte_s
             levels = np.log2(at.within / at.below)
             steps = np.minimum(at.within - 1, TREE_STEPS_PER_LEVEL * levels)
             latency = at.tier.latency_s * ((at.within > at.below) * steps)
@@ -177,25 +195,21 @@ class Network:
             time = np.maximum(time, sent * token_bytes * (1 - 1 / k) / rate + latency)
         return time
 
-    def p2p_rate(self, distance: IntArray | FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(bytes/s, latency s) between two ranks ``distance`` GPUs apart at the far end of their
-        group.
+    def p2p_rate(self, distance: IntArray | FloatArray) -> FloatArray:
+        """Bytes/s between two ranks ``distance`` GPUs apart at the far end of their group.
 
         ``distance`` counts the GPUs that the two ends span: within the domain they use its links.
         """
         rate = np.full(np.shape(distance), self.cluster.accelerator.p2p_bytes_per_s)
-        latency = np.zeros(np.shape(distance))
         for size, tier in zip(self._sizes, self.cluster.tiers[1:], strict=False):
-            outside = distance > size
-            rate = np.where(outside, tier.bandwidth_bytes_per_s * tier.efficiency, rate)
-            latency = np.where(outside, tier.latency_s, latency)
-        return rate, latency
+            outer = tier.bandwidth_bytes_per_s * tier.efficiency
+            rate = np.where(distance > size, outer, rate)
+        return rate
 
     def _hierarchical(self, op: str, num_bytes: FloatArray, group: Group) -> FloatArray:
         time = self._inside(op, num_bytes, group)
         for at in group.crossings:
-            wire = at.sent_frac * num_bytes / at.bytes_per_s
-            time = np.maximum(time, wire + at.ring_s)
+            time = np.maximum(time, num_bytes * at.byte_s + at.ring_s)
         return time
 
     def _inside(self, op: str, num_bytes: FloatArray, group: Group) -> FloatArray:

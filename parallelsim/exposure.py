@@ -117,7 +117,7 @@ def context_parallel_exposed(
     n = cp / cp_a2a groups; a rank passes on as many bytes, of fewer heads and more tokens.
     """
     cp, n = keys.cp.astype(np.float64), keys.ring
-    rate, _ = network.p2p_rate(keys.tp * keys.cp)
+    rate = network.p2p_rate(keys.tp * keys.cp)
     group = network.group(keys.cp, keys.tp)
 
     ring_forward = (n - 1) * (core.kv_bytes / rate + RING_HOP_S)
@@ -180,9 +180,10 @@ def pipeline_transfer_time(
     stride = num_gpus / pp
     domain = float(network.cluster.domain_size)
     link = network.cluster.accelerator.p2p_bytes_per_s
-    crossings = np.where(stride >= domain, pp - 1, np.ceil(num_gpus / domain) - 1)
-    share = np.minimum(crossings / np.maximum(pp - 1, 1.0), 1.0)
-    outer, _ = network.p2p_rate(np.maximum(stride, domain + 1))
+    boundaries = pp - 1
+    crossings = np.where(stride >= domain, boundaries, np.ceil(num_gpus / domain) - 1)
+    share = np.minimum(crossings / np.maximum(boundaries, 1.0), 1.0)
+    outer = network.p2p_rate(np.maximum(stride, domain + 1))
     time = overlap.p2p_latency_s + num_bytes * (share / outer + (1 - share) / link)
     return np.where(pp > 1, time, 0.0)  # the time of no link may be NaN
 
@@ -239,8 +240,7 @@ def data_parallel_exposed(
     gather = network.all_gather(parameter_bytes, group)
     if not sharded.all():
         whole = np.flatnonzero(~sharded)
-        some = network.group(num_ranks[whole], stride[whole])
-        reduce[whole] = network.all_reduce(gradient_bytes[whole], some)
+        reduce[whole] = network.all_reduce(gradient_bytes.take(whole), group.take(whole))
         gather[whole] = 0.0
     if overlap.dp_rank_s or overlap.zero_rank_s:
         of_a_rank = np.where(sharded, overlap.zero_rank_s, overlap.dp_rank_s)
@@ -249,7 +249,9 @@ def data_parallel_exposed(
 
     def exposed(time: FloatArray, share: float, overlapped: IntArray) -> FloatArray:
         least = by_code(np.array([1.0, overlap.dp_exposed_floor]), overlapped)
-        behind = np.where(overlapped > 0, share * budget, 0.0)  # the budget may be infinite
+        behind = share * budget
+        if not overlapped.all():
+            behind = np.where(overlapped > 0, behind, 0.0)  # the budget may be infinite
         return np.maximum(time - behind, least * time)
 
     return DataParallel(

@@ -86,17 +86,15 @@ def stage_memory(
     held: States,
     saved: Activations,
     stage: Stage,
+    in_flight: FloatArray,
 ) -> MemoryBreakdown:
-    """Peak bytes of one stage of each plan, shape [P].
+    """Peak bytes of one stage of each plan with so many micro-batches in flight, shape [P].
 
     Neglects: the embedding's share of in-flight memory beyond its output, buffers outside the
     allocator's (NCCL, DeepEP), which the driver counts.
     """
     facts = table.framework.memory
     layers = stage.layers * columns.ends.copies
-    in_flight = in_flight_micro_batches(
-        plans.schedule, columns.pp, columns.vpp, stage.position, columns.num_micro_batches
-    )
     kept = (stage.layers - stage.recomputed) * saved.saved_bytes
     kept = kept + stage.recomputed * saved.checkpoint_bytes + saved.embedding_bytes * stage.is_first
     if table.first is not None or table.last is not None:
@@ -272,7 +270,8 @@ def each_stage(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, MemoryBr
     head = np.ceil(at_ends(ends.head_first, ends.head_last))
     stage = Stage(index, layers, recomputed, edges, experts, embedding, head)
     stage = _with_leading(stage, table, rows, plans, columns)
-    memory = stage_memory(table, plans, columns, held, activations(table, rows), stage)
+    in_flight, saved = _in_flight(plans, columns, stage.position), activations(table, rows)
+    memory = stage_memory(table, plans, columns, held, saved, stage, in_flight)
     return layers * ends.copies, memory
 
 
@@ -369,10 +368,18 @@ def _candidates(
         for between in (second, *_leading_ends(table, plans)):
             stages.append(Stage(between, layers.middle, again.middle, 0.0, 0.0, 0.0, 0.0))
     stages = [_with_leading(stage, table, rows, plans, columns) for stage in stages]
+    in_flight = _in_flight(plans, columns, np.stack([stage.position for stage in stages]))
     return [
-        (stage.position, stage_memory(table, plans, columns, held, saved, stage))
-        for stage in stages
+        (stage.position, stage_memory(table, plans, columns, held, saved, stage, count))
+        for stage, count in zip(stages, in_flight, strict=True)
     ]
+
+
+def _in_flight(plans: PlanBatch, columns: Columns, position: FloatArray) -> FloatArray:
+    """Micro-batches in flight on the stages at these positions."""
+    return in_flight_micro_batches(
+        plans.schedule, columns.pp, columns.vpp, position, columns.num_micro_batches
+    )
 
 
 def _leading_ends(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, ...]:

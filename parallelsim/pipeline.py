@@ -139,7 +139,12 @@ def _gpipe_time(stages: StageSeconds, pp: FloatArray, vpp: FloatArray, m: FloatA
 
 def _all_stages(stages: StageSeconds, pp: FloatArray) -> FloatArray:
     """sum(tau)."""
-    return stages.first + stages.last + np.maximum(pp - 2, 0.0) * stages.middle
+    return stages.first + _after_first(stages, pp)
+
+
+def _after_first(stages: StageSeconds, pp: FloatArray) -> FloatArray:
+    """The same of all stages but the first."""
+    return stages.last + np.maximum(pp - 2, 0.0) * stages.middle
 
 
 def _interleaved_time(
@@ -204,35 +209,34 @@ def _one_f_one_b_time(
     bubble (p - 1) tau (arXiv:2104.04473 section 2.2.1). Exact for one slower stage at either end.
     Error: median 0, worst 1 %.
     """
-    total = _all_stages(stages, pp)
-    time = _bound(stages.first, stages.forward_first, 0.0, total, pp - 1, m)
-    time = np.maximum(time, total - stages.last + m * stages.last)
-    if (pp > 2).any():
+    after_first = _after_first(stages, pp)
+    before_last = stages.first + after_first - stages.last
+    time = m * stages.first + _idle(stages.first, stages.forward_first, after_first, pp - 1, m)
+    time = np.maximum(time, before_last + m * stages.last)
+    if largest(pp) > 2:
         middle, forward = stages.middle, stages.forward_middle
-        at_last_but_one = total - stages.last - middle
-        for before, after in ((stages.first, pp - 2), (at_last_but_one, 1.0)):
-            bound = _bound(middle, forward, before, total, after, m)
-            time = np.maximum(time, (pp > 2) * bound)
+        second = stages.first + _idle(middle, forward, after_first - middle, pp - 2, m)
+        last_but_one = before_last - middle + _idle(middle, forward, stages.last, 1.0, m)
+        between = np.maximum(second, last_but_one) + m * middle
+        time = np.maximum(time, (pp > 2) * between)
     return time
 
 
-def _bound(
+def _idle(
     tau: FloatArray,
     forward: FloatArray,
-    before: FloatArray | float,
-    total: FloatArray,
+    after: FloatArray,
     warmup: FloatArray | float,
     m: FloatArray,
 ) -> FloatArray:
-    """Seconds if this stage never waits for anything but the fill and the drain."""
-    after = total - before - tau
+    """Seconds that a stage waits with R = ``after`` seconds of stages behind it, w = ``warmup``."""
     backward = tau - forward
     idle = np.maximum(after - warmup * forward, 0.0) + np.maximum(after - warmup * backward, 0.0)
     few = np.flatnonzero(m <= warmup)
     if len(few):
-        shorter = np.minimum(forward[few], backward[few])
-        idle[few] = np.maximum(after[few] - (m[few] - 1) * shorter, 0.0)
-    return np.asarray(before + m * tau + idle)
+        shorter = np.minimum(forward.take(few), backward.take(few))
+        idle[few] = np.maximum(after.take(few) - (m.take(few) - 1) * shorter, 0.0)
+    return idle
 
 
 def in_flight_micro_batches(
@@ -247,10 +251,12 @@ def in_flight_micro_batches(
     GPipe m; 1F1B min(p - i, m); interleaved min((2 (p - i - 1) + (v - 1) p + 1)/v, m), in units of
     a whole stage (arXiv:2104.04473, 2205.05198 section 4.2.3). A micro-batch counts until its
     weight gradient; of two copies of the model, half a rank's layers are a whole stage. The rest:
-    :data:`IN_FLIGHT`; exact with m >= 2 p, else not too low (but V-Min).
+    :data:`IN_FLIGHT`; exact with m >= 2 p, else not too low (but V-Min). Several stages of each
+    plan: ``stage`` and the result are of shape [S, P].
     """
     passes = (schedule == INTERLEAVED) + 1.0
-    held = (passes * (pp - stage - 1) + ((vpp - 1) * pp + 1)) / vpp
+    on_first = passes * (pp - 1) + ((vpp - 1) * pp + 1)
+    held = (on_first - passes * stage) / vpp
     if largest(schedule) >= PLAIN:
         for number, count in IN_FLIGHT.items():
             chosen = schedule == number

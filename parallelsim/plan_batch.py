@@ -144,7 +144,7 @@ class PlanBatch:
         return (self.plan(i) for i in range(len(self)))
 
 
-def largest(column: IntArray) -> int:
+def largest(column: NDArray[Any]) -> int:
     """The largest value of a field, 0 of no plans."""
     if len(column) == 0:
         return 0

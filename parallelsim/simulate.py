@@ -337,10 +337,9 @@ class _Outputs:
         self, block: PlanBatch, columns: Columns, step: FloatArray, peak: FloatArray
     ) -> dict[str, Any]:
         """What follows from time and peak."""
-        gpus = columns.shards * columns.pp * block.tp
         use = peak / self.capacity
         rate = block.global_batch_size / step
-        per_gpu = rate / gpus
+        per_gpu = rate / columns.num_gpus
         mfu = self.flops * per_gpu / self.peak_rate[block.precision]
         again = _recomputed_frac(self.table.model, columns)
         for index, stages in free_stages(block):

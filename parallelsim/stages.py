@@ -323,6 +323,7 @@ class Columns(NamedTuple):
     num_micro_batches: FloatArray
     shards: FloatArray
     """Ranks that gradients, optimizer and parameters can be sharded over: dp * cp."""
+    num_gpus: FloatArray
     is_single: FloatArray
     """1.0 where pp = 1: the first stage is also the last."""
     ends: Ends
@@ -335,7 +336,7 @@ def plan_columns(num_layers: int, plans: PlanBatch) -> Columns:
     """The columns of a block."""
     special = largest(plans.schedule) >= PLAIN_SCHEDULES
     layers = _rank_layers(num_layers, plans, special=special)
-    is_single = (plans.pp == 1).astype(np.float64)
+    is_single, shards = (plans.pp == 1).astype(np.float64), plans.dp * plans.cp
     depth = recompute_depth(plans)
     recomputed = StageLayers(*(np.minimum(count, depth) for count in layers))
     for index, stages in free_stages(plans):
@@ -344,7 +345,8 @@ def plan_columns(num_layers: int, plans: PlanBatch) -> Columns:
         pp=plans.pp.astype(np.float64),
         vpp=plans.vpp.astype(np.float64),
         num_micro_batches=num_micro_batches(plans),
-        shards=(plans.dp * plans.cp).astype(np.float64),
+        shards=shards.astype(np.float64),
+        num_gpus=(shards * plans.tp * plans.pp).astype(np.float64),
         is_single=is_single,
         ends=_ends(plans, is_single, special=special),
         layers=layers,

@@ -183,7 +183,6 @@ def after_stages(
     """What follows from the stages' seconds."""
     framework, m = table.framework, columns.num_micro_batches
     pp, vpp = columns.pp, columns.vpp
-    num_gpus = columns.shards * plans.tp * pp
     pipeline = pipeline_time(stages, plans.schedule, pp, vpp, m)
     p2p = _transfers(table, rows, plans, columns)
     reduce_s, gather_s, optimizer = _synchronized(
@@ -196,7 +195,7 @@ def after_stages(
     overlap = framework.overlap
     slopes = overlap.straggler_per_doubling, overlap.straggler_per_doubling_fp8
     slope = by_code(np.where(IS_FP8, slopes[1], slopes[0]), plans.precision)
-    straggler = busy * slope * np.log2(np.maximum(num_gpus / 8, 1.0))
+    straggler = busy * slope * np.log2(np.maximum(columns.num_gpus / 8, 1.0))
     overhead = per_micro_batch + framework.host.step_s
     steady, bubble = pipeline.steady_s, pipeline.bubble_s
     return StepTail(steady, p2p, bubble, dp, optimizer, overhead, straggler, offload, gather_s)
@@ -314,8 +313,9 @@ def transfer_seconds(
     num_bytes = table.edge.checkpoint_bytes.take(rows)
     if overlap.scatter_gather_p2p:
         num_bytes = np.where(plans.sequence_parallel > 0, num_bytes, num_bytes / plans.tp)
-    num_gpus = columns.shards * plans.tp * columns.pp
-    transfer = pipeline_transfer_time(overlap, table.network, num_bytes, columns.pp, num_gpus)
+    transfer = pipeline_transfer_time(
+        overlap, table.network, num_bytes, columns.pp, columns.num_gpus
+    )
     shares = np.array([overlap.p2p_exposed, overlap.p2p_exposed_interleaved])
     exposed = shares.take(plans.vpp > 1)
     return transfer, exposed
