@@ -72,7 +72,7 @@ def candidates(space: SearchSpace, found: SearchResult) -> Simulation:
     inputs = (space.model, space.cluster, space.framework)
     others = replayed(simulate(*inputs, batch, first.memory_limit))
     known = Simulation.concatenate([first, others])
-    ordered = ranking(known, len(known))
+    ordered = ranking(known, len(known), all_variants=True)
     is_first = [plan == first.plans.plan(0) for plan in ordered.plans]
     return ordered.take(np.argsort(~np.array(is_first), kind="stable"))
 
