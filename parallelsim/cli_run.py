@@ -147,7 +147,7 @@ def read_text(file: str) -> str:
 
 
 def _notes(run: ImportedRun) -> tuple[str, ...]:
-    """What the import passed over, in words."""
+    """What the import passed over, in words that a terminal shows as they are."""
     notes = list(run.notes)
     if run.not_modelled:
         notes.append(f"not modelled, may change time or memory: {_listed(run.not_modelled)}")
@@ -155,7 +155,7 @@ def _notes(run: ImportedRun) -> tuple[str, ...]:
         notes.append(f"unknown flags, passed over: {_listed(run.unknown)}")
     if run.ignored:
         notes.append(f"no effect on a step: {_listed(run.ignored)}")
-    return tuple(notes)
+    return tuple("".join(c if c.isprintable() else "?" for c in note) for note in notes)
 
 
 def _listed(flags: Sequence[str]) -> str:

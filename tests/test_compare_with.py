@@ -21,6 +21,7 @@ from parallelsim.exporters.megatron import export_megatron
 from parallelsim.plan import Plan
 from parallelsim.planfile import read_document
 from parallelsim.replay import replayed
+from parallelsim.report.edits import NOTHING, Compared, compared_lines
 from parallelsim.simulate import Simulation, simulate
 
 MODEL = load_model("llama3-8b")
@@ -101,6 +102,17 @@ def test_a_run_that_does_not_fit_is_first_made_to_fit(goal: Simulation) -> None:
     assert zones[0] < 2
     assert zones == sorted(zones, reverse=True)
     assert zones[-1] == 0
+
+
+def test_what_a_run_has_and_plan_1_lacks_is_not_called_a_gain(goal: Simulation) -> None:
+    run = simulated(replace(goal.plans.plan(0), grad_dtype="bf16", cross_entropy_fusion=False))
+    edits = tuple(greedy_edits(run, goal, 0.8))
+    assert [edit.fields for edit in edits] == [("cross_entropy_fusion",)]
+    slower = float(goal.step_time_s[0]) / float(edits[0].simulation.step_time_s[0]) - 1
+    assert slower > NOTHING
+    *_, last = compared_lines(Compared("run.sh", run, (), None, edits, goal))
+    left = f"(grad_dtype fp32 (not bf16)) would make it {100 * slower:.1f} % slower."
+    assert last.endswith(left)
 
 
 def run(*args: str) -> Result:

@@ -120,6 +120,9 @@ def test_the_model_is_named_and_its_length_is_open(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "batch 256 x 4096" in done.stdout
     assert run(main, ["explain", plan]).exit_code == 0
+    file.write_text(json.dumps({**WRITTEN, "\x1b[31m\nred": 1}))
+    assert "passed over: colour, ?[31m?red" in run(main, args).stderr
+    file.write_text(json.dumps(WRITTEN))
     explained = run(main, ["explain", *args[1:], "--json"])
     assert json.loads(explained.stdout)["import"]["unknown"] == ["colour"]
     unnamed = run(main, args[:4])

@@ -25,6 +25,7 @@ from parallelsim.exporters.megatron_flags import DEFAULT_VERSION, VERSIONS
 from parallelsim.exporters.megatron_hybrid import chunk_layers, mixer_of
 from parallelsim.importers.bash import commands
 from parallelsim.importers.megatron import import_megatron
+from parallelsim.importers.readers import reader_of
 from parallelsim.plan import Plan
 from parallelsim.rules import obeys_rules
 
@@ -220,4 +221,4 @@ def test_degrees_that_do_not_divide_the_gpus_say_so() -> None:
 @given(st.text("if then fi case esac in do done ${}()[]<>|&;'\"`\\\n$=#a1*-!", max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(SpecError):
-        import_megatron(text, "run.sh")
+        reader_of(text, "run.sh").read(text, "run.sh", {})

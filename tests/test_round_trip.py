@@ -112,6 +112,7 @@ CASES: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 LEAST = {"megatron": 20, "torchtitan": 4, "deepspeed": 4, "nanotron": 2, "accelerate": 2}
 """Plans that a target says at least, alone and in its batch script."""
+READ_BACK = [target for target in EXPORTERS if target.removeprefix("slurm-") in LEAST]
 
 
 @cache
@@ -144,7 +145,7 @@ def exported(target: str, name: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("target", EXPORTERS)
+@pytest.mark.parametrize("target", READ_BACK)
 def test_what_a_target_writes_is_read_back_as_the_plan(target: str) -> None:
     said = []
     for name in CASES:

@@ -68,10 +68,19 @@ def import_accelerate(
     Raises:
         SpecError: no YAML, no model, no batch, another way to train than FSDP and DDP.
     """
-    settings = Settings(file, parse_yaml(text, file))
+    return run_of_accelerate(Settings(file, parse_yaml(text, file)), text, model)
+
+
+def run_of_accelerate(settings: Settings, text: str, model: ModelSpec | None) -> ImportedRun:
+    """The run that a configuration's values, and the comments of its text, describe.
+
+    Raises:
+        SpecError: no model, no batch, another way to train than FSDP and DDP.
+    """
     kind = settings.choice("distributed_type", ("FSDP", "MULTI_GPU"), "FSDP")
     if model is None:
-        raise SpecError("holds no model, the program has it; name it with --model", file=file)
+        message = "holds no model, the program has it; name it with --model"
+        raise SpecError(message, file=settings.file)
     fields, settled = _plan(settings, text, is_sharded=kind == "FSDP")
     num_gpus = settings.whole("num_processes") if settings.has("num_processes") else None
     ignored, not_modelled, unknown = settings.unread(HARMLESS, NOT_MODELLED)

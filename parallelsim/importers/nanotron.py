@@ -58,7 +58,15 @@ def import_nanotron(
     Raises:
         SpecError: no YAML, a model that is no Llama, values that are none of nanotron's.
     """
-    settings = Settings(file, parse_yaml(text, file))
+    return run_of_nanotron(Settings(file, parse_yaml(text, file)), model)
+
+
+def run_of_nanotron(settings: Settings, model: ModelSpec | None) -> ImportedRun:
+    """The run that a configuration's values describe; ``model`` in place of its own.
+
+    Raises:
+        SpecError: a model that is no Llama, values that are none of nanotron's.
+    """
     length = settings.whole("tokens.sequence_length")
     known = model.with_seq_length(length) if model else _llama(settings, length)
     fields, settled = _plan(settings, known)

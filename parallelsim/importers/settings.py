@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,8 +58,8 @@ class Settings:
         value = self.value(key, default)
         if value is None:
             raise self.error(key, "is needed")
-        is_whole = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_whole or not math.isfinite(value) or value != int(value):
+        is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+        if not is_whole or isinstance(value, bool):
             raise self.error(key, f"expected a whole number, got {shown(value)}")
         if not low <= value <= MAX_WHOLE:
             raise self.error(key, f"expected {low} to {MAX_WHOLE}, got {shown(value)}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from parallelsim.alike import known_as, with_length_of
 from parallelsim.errors import SpecError
+from parallelsim.exporters.target import printable
 from parallelsim.exporters.torchtitan import DTYPES, FLOAT8, ROTATIONS, SCHEDULES
 from parallelsim.exporters.torchtitan_models import described, registered
 from parallelsim.importers.run import ImportedRun
@@ -105,8 +106,8 @@ def _model(settings: Settings, given: ModelSpec | None) -> ModelSpec:
     if row is None:
         raise settings.error(
             "model.flavor",
-            f"{str(module)[:40]} {str(flavor)[:40]} is not described here ({described()}); name "
-            "the model with --model",
+            f"{printable(str(module))} {printable(str(flavor))} is not described here "
+            f"({described()}); name the model with --model",
         )
     model = row.model(length)
     return with_length_of(known[0], model) if (known := known_as(model)) else model

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from parallelsim.search.place import Place
     from parallelsim.simulate import Simulation
 
+NOTHING = 1e-3
 CHANGES_NOTHING = "changes the step by less than 0.1 %"
 
 
@@ -78,7 +79,9 @@ def compared_lines(compared: Compared) -> Iterator[str]:
     total = 1 - float(before.step_time_s[0]) / float(run.step_time_s[0])
     words = f"Together {format_percent(abs(total))} {'less' if total >= 0 else 'more'}"
     rest = differences(compared.goal.plans.plan(0), before.plans.plan(0))
-    words += f"; what is left of plan 1 ({rest}) {CHANGES_NOTHING}" if rest else ""
+    lost = float(compared.goal.step_time_s[0]) / float(before.step_time_s[0]) - 1
+    effect = f"would make it {format_percent(lost)} slower" if lost > NOTHING else CHANGES_NOTHING
+    words += f"; what is left of plan 1 ({rest}) {effect}" if rest else ""
     yield f"{words}."
 
 
