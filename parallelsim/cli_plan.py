@@ -11,7 +11,6 @@ from parallelsim.cli_answer import Answer, Asked, answer, asked_options
 from parallelsim.cli_inputs import Inputs, shown_path
 from parallelsim.cli_misfit import NUM_TIGHT_SHOWN, explain_misfit
 from parallelsim.cli_options import json_option, only_grid
-from parallelsim.errors import ExportError
 
 if TYPE_CHECKING:
     from parallelsim.robustness import Robustness
@@ -77,7 +76,7 @@ def plan(
         _print_plans(found)
         more.print_after(result.plans)
         _print_robustness(fared)
-        _print_next_steps(inputs, result, output)
+        _print_next_steps(inputs, output)
     return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
 
 
@@ -119,36 +118,12 @@ def _export_target(export: str | None) -> tuple[str | None, str | None]:
     return target, file or None
 
 
-def _written(inputs: Inputs, target: str, result: SearchResult, rank: int) -> str | ExportError:
-    """What launches a plan, or why the target cannot run it."""
-    from parallelsim.exporters import EXPORTERS
-
-    plan = result.plans.plans.plan(rank - 1)
-    try:
-        return EXPORTERS[target](inputs.model, inputs.cluster, inputs.framework, plan)
-    except ExportError as error:
-        return error
-
-
-def _first_written(inputs: Inputs, target: str, result: SearchResult) -> int | None:
-    """Rank of the best plan that the target can run."""
-    ranks = range(1, len(result.plans) + 1)
-    return next((r for r in ranks if isinstance(_written(inputs, target, result, r), str)), None)
-
-
 def _script(inputs: Inputs, target: str, result: SearchResult) -> str:
-    """What launches plan 1.
+    from parallelsim.exporters import export_rank
 
-    Raises:
-        ExportError: the target cannot run it; names the best plan that it can run.
-    """
-    text = _written(inputs, target, result, 1)
-    if isinstance(text, str):
-        return text
-    if rank := _first_written(inputs, target, result):
-        how = f"with --output plans.yaml, then parallelsim export plans.yaml --rank {rank}"
-        raise ExportError(f"{text}. Plan {rank} can be exported: {how} --to {target}")
-    raise text
+    plans = result.plans.plans
+    ranked = {rank: plans.plan(rank - 1) for rank in range(1, len(plans) + 1)}
+    return export_rank(target, (inputs.model, inputs.cluster, inputs.framework), ranked)
 
 
 def _print_json(found: Answer, fared: Robustness | None = None) -> None:
@@ -218,17 +193,16 @@ def _print_plans(found: Answer) -> None:
         click.echo(f"note: {result.stopped}, so the ranking is partial", err=True)
 
 
-def _print_next_steps(inputs: Inputs, result: SearchResult, output: str | None) -> None:
-    from parallelsim.targets import TARGETS
-
+def _print_next_steps(inputs: Inputs, output: str | None) -> None:
     file = shown_path(output) if output else "plans.yaml"
     first = "" if output else f"the same with --output {file}, then "
     click.echo(f"next: {first}parallelsim compare {file}", err=True)
     for target in inputs.framework.launches[:1]:
-        if rank := _first_written(inputs, target, result):
-            run = "run" + TARGETS[target].suffix
-            export = f"parallelsim export {file} --rank {rank} --to {target} --output {run}"
-            click.echo(f"      {export}", err=True)
+        from parallelsim.targets import TARGETS
+
+        run = "run" + TARGETS[target].suffix
+        export = f"parallelsim export {file} --rank 1 --to {target} --output {run}"
+        click.echo(f"      {export}", err=True)
 
 
 def _write_files(

@@ -221,7 +221,7 @@ def export(
 
     FILE is what 'parallelsim plan --output FILE' wrote.
     """
-    from parallelsim.exporters import EXPORTERS
+    from parallelsim.exporters import EXPORTERS, export_rank
     from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable, read_document, write_text
     from parallelsim.simulate import ZONES
@@ -240,7 +240,9 @@ def export(
     inputs = document_inputs(document, file)
     plan = document.with_rank(rank, file).plan
     options = {} if target_version is None else {"version": target_version}
-    script = EXPORTERS[target](inputs.model, inputs.cluster, inputs.framework, plan, **options)
+    ranked = {entry.rank: entry.plan for entry in document.plans}
+    three = (inputs.model, inputs.cluster, inputs.framework)
+    script = export_rank(target, three, ranked, rank, **options)
     simulation = simulated(inputs.model, inputs.cluster, inputs.framework, plan)
     zone = ZONES[int(simulation.zone[0])]
     if zone != "safe":
