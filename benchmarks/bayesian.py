@@ -1,12 +1,14 @@
 """Bayesian search against the proved optimum.
 
-    python benchmarks/bayesian.py [--write docs/search.md]
+    python benchmarks/bayesian.py [--cuts] [--write docs/search.md]
 
 Five spaces; for each the exhaustive search proves the best plan. Then each searcher runs with a
 budget of 500 evaluations, afresh with 1,000 where it ends further than 1 % from the optimum, and
 afresh with the most that is allowed: 1 % of the candidates or 2,000, whichever is less. No warm
 start; all step times are those of the replay. Layout ``free`` is left out on both sides: nothing is
-proved for it. With ``--write`` the table replaces the one between the markers of the file.
+proved for it. With ``--cuts`` it is searched on both sides, in spaces whose best known plan has it,
+and that plan is what is compared with. With ``--write`` the table replaces the one between the
+markers of the file.
 """
 
 from __future__ import annotations
@@ -32,24 +34,30 @@ SPACES = {
     ),
     "llama2-13b, 32 x A100": ("llama2-13b", "dgx-a100-80gb", 32, 256, None),
 }
+CUT_SPACES = {
+    "gemma2-27b, 64 x H100": ("gemma2-27b", "hgx-h100", 64, 512, None),
+    "llama3-70b, 64 x H100": ("llama3-70b", "hgx-h100", 64, 128, None),
+    "deepseek-v3, 2,048 x H800": ("deepseek-v3", "hgx-h800", 2048, 15360, None),
+}
 REGULAR = {"layout": ("even", "embedding", "loss", "embedding-loss", "first-last")}
 BUDGETS, SHARE, WITHIN = (500, 1000, 2000), 0.01, 0.01
-BEGIN, END = "<!-- BAYESIAN -->", "<!-- end BAYESIAN -->"
 HEAD = (
-    "| space | candidates | proved best | searcher | within 1 % (seeds) | with 500 | with 1,000 |"
+    "| space | candidates | {best} | searcher | within 1 % (seeds) | with 500 | with 1,000 |"
     " most allowed | median gap | worst gap |",
     "|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
-def space_of(model: str, cluster: str, gpus: int, batch: int, seq: int | None) -> SearchSpace:
+def space_of(
+    model: str, cluster: str, gpus: int, batch: int, seq: int | None, cuts: bool
+) -> SearchSpace:
     spec = load_model(model)
     return SearchSpace(
         spec.with_seq_length(seq) if seq else spec,
         load_cluster(cluster, num_gpus=gpus),
         load_framework("megatron-core"),
         batch,
-        limits=REGULAR,
+        limits={} if cuts else REGULAR,
     )
 
 
@@ -101,19 +109,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--samplers", default="tpe,random")
     parser.add_argument("--only", default="", help="spaces whose name holds this")
+    parser.add_argument("--cuts", action="store_true", help="search layout free too")
     parser.add_argument("--write", type=Path, help="document to put the table into")
     asked = parser.parse_args()
     rows = [
         row
-        for name, inputs in SPACES.items()
+        for name, inputs in (CUT_SPACES if asked.cuts else SPACES).items()
         if asked.only in name
-        for row in rows_of(name, space_of(*inputs), asked.samplers.split(","), asked.seeds)
+        for row in rows_of(
+            name, space_of(*inputs, asked.cuts), asked.samplers.split(","), asked.seeds
+        )
     ]
-    print("\n".join((*HEAD, *rows)))
+    head, columns = HEAD
+    best, marker = ("grid's best", "CUTS") if asked.cuts else ("proved best", "BAYESIAN")
+    table = "\n".join((head.format(best=best), columns, *rows))
+    print(table)
     if asked.write:
-        before, rest = asked.write.read_text().split(BEGIN)
-        table = "\n".join((*HEAD, *rows))
-        asked.write.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+        begin, end = f"<!-- {marker} -->", f"<!-- end {marker} -->"
+        before, rest = asked.write.read_text().split(begin)
+        asked.write.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}")
 
 
 if __name__ == "__main__":

@@ -105,10 +105,16 @@ class ChoiceTree:
             wish[level.name] = float(nearest if level.is_ordered else level.known[nearest])
         return wish
 
-    def close(self, path: Sequence[int]) -> None:
-        """Find this row no more."""
-        for level, node in zip(self._levels, path, strict=True):
-            level.num_open[node] -= 1
+    def close(self, rows: Sequence[int] | IntArray, change: int = -1) -> None:
+        """Find these rows no more."""
+        node = self._node[rows]
+        for level in reversed(self._levels):
+            np.add.at(level.num_open, node, change)
+            node = level.parents[node]
+
+    def reopen(self, rows: Sequence[int] | IntArray) -> None:
+        """Undo :meth:`close`."""
+        self.close(rows, change=1)
 
 
 def _positions(column: IntArray) -> tuple[IntArray, IntArray]:

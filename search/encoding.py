@@ -67,6 +67,9 @@ class Encoding:
         self.space = space
         self.below_s = np.inf
         """Layers are cut only where that promises a step faster than this."""
+        self._may_cut = False
+        self._aside: list[int] = []
+        """Rows of which every plan that is left needs a cut, closed until layers may be cut."""
         self._cuts = FreeCuts(space, table, memory_limit)
         self._staged = {pp: self._staged_rows(pp) for pp in space.pipeline_degrees}
         degrees = [pp for pp, staged in self._staged.items() if len(staged)]
@@ -83,6 +86,9 @@ class Encoding:
         self._stagings = {pp: self._features(pp) for pp in set(self._pp.tolist())}
         self._fitting = {pp: space.stagings_by_kind(pp) for pp in self._stagings}
         self._opened: dict[int, _Row] = {}
+        self._opened_cuts: set[int] = set()
+        none = [pp for pp in self._stagings if not len(space.staged_rows(pp))]
+        self._close(np.flatnonzero(np.isin(self._pp, none)).tolist())
         self.coordinates = (*self._tree.coordinates, *self._staging_coordinates())
         """Of the space's points; a choice that follows from the others has none."""
 
@@ -112,9 +118,13 @@ class Encoding:
         }
         return features
 
-    def _nudge(self, pp: int, staging: int) -> int:
+    def _num_regular(self, row: int) -> int:
+        """Stagings of a row that are of the space: those whose layers are cut come after them."""
+        return len(self.space.staged_rows(int(self._pp[row])))
+
+    def _nudge(self, row: int, staging: int) -> int:
         """Of a staging whose layers are cut: which of the cuts."""
-        return (staging - len(self.space.staged_rows(pp))) % NUM_NUDGES
+        return (staging - self._num_regular(row)) % NUM_NUDGES
 
     def _staging_coordinates(self) -> list[Coordinate]:
         found = []
@@ -146,6 +156,14 @@ class Encoding:
             found.append(identity)
         return found
 
+    def allow_cuts(self) -> None:
+        """From now on cut layers where points ask for it; before, none is cut while another plan
+        is left.
+        """
+        self._may_cut = True
+        self._tree.reopen(self._aside)
+        self._aside = []
+
     def is_new(self, point: Point) -> bool:
         """Whether the plan nearest to the point was not taken yet."""
         path = self._tree.nearest(point)
@@ -161,6 +179,8 @@ class Encoding:
         """Do not decode this plan any more."""
         row, staging = identity
         self._open({row})
+        if staging >= self._num_regular(row):
+            self._open_cuts(row)
         self._opened[row].free[staging] = False
 
     def release(self, identity: PlanId) -> None:
@@ -200,7 +220,7 @@ class Encoding:
     def _cut_plan(self, identity: PlanId) -> Plan:
         """The plan of a staging whose layers are cut."""
         row, staging = identity
-        return self._cuts.of(self._family(row, staging))[self._nudge(int(self._pp[row]), staging)]
+        return self._cuts.of(self._family(row, staging))[self._nudge(row, staging)]
 
     def _nearest(self, point: Point) -> PlanId | None:
         """The nearest plan that was not taken."""
@@ -210,18 +230,32 @@ class Encoding:
             staging = self._closest(row, point, self._opened[row].free)
             if staging is not None:
                 return row, staging
-            self._tree.close(path)
+            self._close([row])
+        if self._aside:
+            self.allow_cuts()
+            return self._nearest(point)
         return None
+
+    def _close(self, rows: Sequence[int]) -> None:
+        """Decode these rows no more, or not before layers may be cut."""
+        self._tree.close(rows)
+        if not self._may_cut:
+            self._aside += rows
 
     def _closest(self, row: int, point: Point, among: BoolArray) -> int | None:
         """The nearest of these stagings of a row; cuts without a plan are struck off."""
         opened, distance = self._opened[row], self._distance(row, point)
+        regular = self._num_regular(row)
+        wants_cut = point.get("is_cut", 1.0) > 0 or not among[:regular].any()
+        if not self._may_cut:
+            among = among[:regular]
+        elif wants_cut:
+            self._open_cuts(row)
         while among.any():
-            staging = int(np.argmin(np.where(among, distance, np.inf)))
-            pp = int(self._pp[row])
-            if staging < len(self.space.staged_rows(pp)):
+            staging = int(np.argmin(np.where(among, distance[: len(among)], np.inf)))
+            if staging < regular:
                 return staging
-            nudge, number = self._nudge(pp, staging), 0
+            nudge, number = self._nudge(row, staging), 0
             if opened.estimates[staging] < self.below_s:
                 number = len(self._cuts.of(self._family(row, staging)))
             if nudge < number:
@@ -245,43 +279,41 @@ class Encoding:
         return distance
 
     def _open(self, rows: Collection[int]) -> None:
-        """Note which stagings go with these rows and obey the rules."""
+        """Note which stagings of the space go with these rows and obey the rules."""
         shared, staged = [], []
-        families: list[tuple[int, int]] = []
-        if not (new := sorted(row for row in rows if row not in self._opened)):
-            return
-        for row in new:
+        for row in sorted(row for row in rows if row not in self._opened):
             pp = int(self._pp[row])
             kinds, positions = self._fitting[pp]
             fitting = positions[kinds[self._rows[row]]]
-            size, regular = len(self._staged[pp]), len(self.space.staged_rows(pp))
-            if self._least_cut_s[row] < self.below_s:
-                families += [(row, first) for first in range(regular, size, NUM_NUDGES)]
-            none = np.zeros(size, np.bool_)
-            self._opened[row] = _Row(none, none.copy(), np.full(size, np.inf))
+            none = np.zeros(len(self._staged[pp]), np.bool_)
+            self._opened[row] = _Row(none, none.copy(), np.full(len(none), np.inf))
             shared += [row] * len(fitting)
             staged += fitting.tolist()
+        if not shared:
+            return
         space = self.space
         inputs = (space.model, space.cluster, space.framework)
         obeys = obeys_rules(*inputs, self._plans(shared, staged), STAGING_RULES)
         for row, staging in np.array([shared, staged]).T[obeys].tolist():
             opened = self._opened[row]
             opened.valid[staging] = opened.free[staging] = True
-        if families:
-            self._estimate(families)
 
-    def _estimate(self, families: Sequence[tuple[int, int]]) -> None:
-        """Note which families, rows with their first staging, promise a cut."""
-        space, asked = self.space, np.array(families)
-        plans = self._plans(*asked.T.tolist())
+    def _open_cuts(self, row: int) -> None:
+        """Note which cuts of a row promise to be faster than ``below_s``, the first time."""
+        if row in self._opened_cuts:
+            return
+        self._opened_cuts.add(row)
+        space, opened = self.space, self._opened[row]
+        first = np.arange(self._num_regular(row), len(opened.valid), NUM_NUDGES)
+        if len(first) == 0 or self._least_cut_s[row] >= self.below_s:
+            return
+        plans = self._plans([row] * len(first), first.tolist())
         inputs = (space.model, space.cluster, space.framework)
         index = np.flatnonzero(obeys_rules(*inputs, plans, STAGING_RULES))
-        estimates = self._cuts.estimates(plans.take(index), self.below_s)
-        for (row, first), estimate in zip(asked[index].tolist(), estimates.tolist(), strict=True):
-            if estimate < np.inf:
-                opened, nudges = self._opened[row], slice(first, first + NUM_NUDGES)
-                opened.valid[nudges] = opened.free[nudges] = True
-                opened.estimates[nudges] = estimate
+        opened.estimates[first[index]] = self._cuts.estimates(plans.take(index), self.below_s)
+        opened.estimates[first[0] :] = np.repeat(opened.estimates[first], NUM_NUDGES)
+        promising = np.isfinite(opened.estimates)
+        opened.valid[promising] = opened.free[promising] = True
 
     def _plans(self, rows: Sequence[int], stagings: Sequence[int]) -> PlanBatch:
         """The plans of these rows and stagings, side by side; families where layers are cut."""
