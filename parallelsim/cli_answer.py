@@ -86,7 +86,7 @@ class Answer:
     more: Beside
 
     def robustness(self) -> Robustness:
-        """How the ranked plans fare where the inputs are otherwise: searches again."""
+        """How the ranked plans fare where the inputs are otherwise."""
         from parallelsim.robustness import robustness
 
         return robustness(search_space(self.inputs, self.search), self.result.plans)

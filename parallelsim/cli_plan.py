@@ -39,7 +39,7 @@ EXIT_INTERRUPTED = 130
     "--robustness",
     "robust",
     is_flag=True,
-    help="Search again with network, GEMMs, memory and experts otherwise, and one step away.",
+    help="How the plans fare with network, GEMMs, memory and experts otherwise, and one step away.",
 )
 @click.option("--force", is_flag=True, help="Replace existing files.")
 def plan(
