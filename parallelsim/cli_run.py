@@ -76,7 +76,7 @@ def _is_configuration(file: str) -> bool:
 
     try:
         with open(file, encoding="utf-8", errors="replace") as stream:
-            return is_configuration(stream.read(MAX_SCRIPT_BYTES), file)
+            return is_configuration(stream.read(MAX_SCRIPT_BYTES))
     except (OSError, ValueError):
         return False  # read as a plan file, which says what is wrong
 
@@ -90,7 +90,7 @@ def imported(spec: SpecOptions, file: str) -> PlannedRun:
     from parallelsim.importers.readers import reader_of
 
     text = read_text(file)
-    reader = reader_of(text, file)
+    reader = reader_of(text)
     if len(text) > MAX_SCRIPT_BYTES and not reader.is_log:
         words = f"longer than a script ({MAX_SCRIPT_BYTES} bytes), and no log that begins with the"
         raise OutputError(f"{file[:200]!r}: {words} arguments or the configuration of its run")

@@ -147,7 +147,7 @@ def test_a_configuration_is_read_as_the_plan_that_it_was_written_from(name):
     model, cluster = load_model(name), load_cluster("hgx-h100", 64)
     inputs = (model, cluster, TITAN)
     for plan, text in some_plans(export_torchtitan, inputs, 256, count=6, seed=name):
-        reader = reader_of(text, "run.toml")
+        reader = reader_of(text)
         assert reader.title == "torchtitan TOML"
         run = reader.read(text, "run.toml")
         assert run.plan(64) == plan

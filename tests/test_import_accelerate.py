@@ -32,7 +32,7 @@ num_processes: 32
 
 
 def read(text: str, model: object = LLAMA) -> ImportedRun:
-    reader = reader_of(text, "fsdp.yaml")
+    reader = reader_of(text)
     assert reader.title == "accelerate YAML"
     return reader.read(text, "fsdp.yaml", {}, model)
 

@@ -37,7 +37,7 @@ WRITTEN: dict[str, Any] = {
 
 def read(data: Any, model: Any = LLAMA) -> ImportedRun:
     text = data if isinstance(data, str) else json.dumps(data)
-    reader = reader_of(text, "ds.json")
+    reader = reader_of(text)
     assert reader.title == "DeepSpeed JSON"
     return reader.read(text, "ds.json", {}, model)
 

@@ -138,7 +138,7 @@ def printed(data: Any, head: str, prefix: str, tail: str = "") -> str:
 
 
 def read(text: str, **options: Any) -> ImportedRun:
-    reader = reader_of(text, "run.log")
+    reader = reader_of(text)
     assert reader.is_log
     return reader.read(text, "run.log", {}, **options)
 

@@ -221,4 +221,4 @@ def test_degrees_that_do_not_divide_the_gpus_say_so() -> None:
 @given(st.text("if then fi case esac in do done ${}()[]<>|&;'\"`\\\n$=#a1*-!", max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(SpecError):
-        reader_of(text, "run.sh").read(text, "run.sh", {})
+        reader_of(text).read(text, "run.sh", {})

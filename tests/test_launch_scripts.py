@@ -20,7 +20,7 @@ UNSAID = 64
 
 def imported(name: str) -> ImportedRun:
     text = (FOLDER / name).read_text()
-    return reader_of(text, name).read(text, name, {})
+    return reader_of(text).read(text, name, {})
 
 
 @pytest.mark.parametrize("name", EXPECTED)

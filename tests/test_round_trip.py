@@ -154,7 +154,7 @@ def test_what_a_target_writes_is_read_back_as_the_plan(target: str) -> None:
         if text is None:
             continue
         said.append(name)
-        reader = reader_of(text, "run")
+        reader = reader_of(text)
         without_model = target.endswith(("deepspeed", "accelerate"))
         run = reader.read(text, "run", WHERE, model if without_model else None)
         assert run.plan(GPUS) == plan, name

@@ -46,11 +46,6 @@ _SHARDINGS = {
 _REPLICATED = "HYBRID_SHARD"
 
 
-def is_accelerate(text: str, name: str) -> bool:
-    """The text has the key that every configuration of accelerate has."""
-    return bool(re.search(r"^distributed_type:", text, re.M))
-
-
 def import_accelerate(
     text: str,
     file: str = "the configuration",

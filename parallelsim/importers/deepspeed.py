@@ -6,7 +6,6 @@ runtime/engine.py (``get_data_types``, ``_do_optimizer_sanity_check``) of DeepSp
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,13 +38,7 @@ NOT_MODELLED = (
     *(f"activation_checkpointing.{name}" for name in ("partition_activations",)),
     "activation_checkpointing.contiguous_memory_optimization",
 )
-_SAYS = re.compile(rf'"({BATCH}|{MICRO_BATCH}|{ZERO})"\s*:')
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd", "muon": "muon"}
-
-
-def is_deepspeed(text: str, name: str) -> bool:
-    """The text is JSON with a key that only DeepSpeed's configurations have."""
-    return text.lstrip().startswith("{") and bool(_SAYS.search(text))
 
 
 def import_deepspeed(

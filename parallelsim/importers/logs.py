@@ -16,6 +16,11 @@ from dataclasses import replace
 
 from parallelsim.errors import SpecError
 from parallelsim.importers.deepspeed import run_of_deepspeed
+from parallelsim.importers.marks import (
+    DEEPSPEED_PRINTS,
+    MEGATRON_ARGUMENTS_END,
+    TORCHTITAN_PRINTS,
+)
 from parallelsim.importers.megatron import run_of_arguments
 from parallelsim.importers.run import ImportedRun
 from parallelsim.importers.settings import Settings
@@ -24,7 +29,7 @@ from parallelsim.model import ModelSpec
 
 MAX_DUMP = 1 << 20
 """Characters of a configuration in a log."""
-_BEGIN, _END = re.compile("-{8,} arguments -{8,}"), "- end of arguments -"
+_BEGIN = re.compile("-{8,} arguments -{8,}")
 _ARGUMENT = re.compile(r"(?:^|[\s:\]>|])([A-Za-z]\w*) \.* (.*)$")
 _FLAGS = {
     "fp8": "fp8-format",
@@ -49,15 +54,8 @@ _LISTS_OF_LAYERS = ("moe_layer_freq", "no_rope_freq", "window_attn_skip_freq", "
 _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _OFF = ("False", "None", "[]", "", "{}")
 _VOCABULARY = re.compile(r"padded vocab \(size: (\d{1,9})\)")
-_TORCHTITAN = re.compile(r"Running with (?:args|configs?): (?=\{)")
 _MESH = re.compile(r"Building \d-D device mesh with \[[^]]*\], \[([\d, ]{1,80})\]")
-_DEEPSPEED = re.compile(r"  json = (?=\{)")
 _RANKS = re.compile(r"\bworld_size \.+ (\d{1,9})\b")
-
-
-def is_megatron_log(text: str, name: str) -> bool:
-    """Megatron-LM has printed its arguments."""
-    return _END in text
 
 
 def import_megatron_log(
@@ -71,7 +69,7 @@ def import_megatron_log(
     Raises:
         SpecError: the arguments are cut off, or cannot be read as flags cannot.
     """
-    end = text.rindex(_END)
+    end = text.rindex(MEGATRON_ARGUMENTS_END)
     starts = [match.end() for match in _BEGIN.finditer(text, max(end - MAX_DUMP, 0), end)]
     if not starts:
         raise SpecError("its arguments end, but do not begin (---- arguments ----)", file=file)
@@ -107,11 +105,6 @@ def _flag(name: str, value: str) -> Sequence[str]:
     return (flag, value)
 
 
-def is_torchtitan_log(text: str, name: str) -> bool:
-    """Torchtitan has printed its configuration."""
-    return bool(_TORCHTITAN.search(text))
-
-
 def import_torchtitan_log(
     text: str,
     file: str = "the log",
@@ -123,15 +116,10 @@ def import_torchtitan_log(
     Raises:
         SpecError: the configuration is cut off, or cannot be read as a file cannot.
     """
-    run = run_of_torchtitan(_printed(text, file, _TORCHTITAN), model)
+    run = run_of_torchtitan(_printed(text, file, TORCHTITAN_PRINTS), model)
     mesh = _MESH.search(text)
     sizes = [int(size) for size in mesh[1].split(",") if size.strip()] if mesh else []
     return replace(run, num_gpus=run.num_gpus or (math.prod(sizes) if sizes else None))
-
-
-def is_deepspeed_log(text: str, name: str) -> bool:
-    """DeepSpeed has printed its configuration."""
-    return bool(_DEEPSPEED.search(text))
 
 
 def import_deepspeed_log(
@@ -145,7 +133,7 @@ def import_deepspeed_log(
     Raises:
         SpecError: the configuration is cut off, or cannot be read as a file cannot.
     """
-    run = run_of_deepspeed(_printed(text, file, _DEEPSPEED), model)
+    run = run_of_deepspeed(_printed(text, file, DEEPSPEED_PRINTS), model)
     ranks = _RANKS.search(text)
     if not ranks:
         return run

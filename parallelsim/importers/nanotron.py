@@ -6,7 +6,6 @@ Fields and defaults: src/nanotron/config/*.py of huggingface/nanotron, main 2411
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,11 +33,6 @@ NOT_MODELLED = (
 
 _USUAL = {"model.ddp_bucket_cap_mb": 25, "parallelism.tp_recompute_allgather": True}
 """Defaults of those that are not modelled."""
-
-
-def is_nanotron(text: str, name: str) -> bool:
-    """The text has sections as nanotron's configurations have them."""
-    return len(set(re.findall(r"^(parallelism|tokens|model):", text, re.M))) == 3
 
 
 def import_nanotron(

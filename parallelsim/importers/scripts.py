@@ -9,24 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from parallelsim.importers.accelerate import import_accelerate, is_accelerate
 from parallelsim.importers.bash import commands
-from parallelsim.importers.deepspeed import import_deepspeed, is_deepspeed
 from parallelsim.importers.launchers import launched_gpus, slurm_variables
 from parallelsim.importers.megatron import import_megatron, is_megatron_run
-from parallelsim.importers.nanotron import import_nanotron, is_nanotron
+from parallelsim.importers.readers import is_configuration, reader_of
 from parallelsim.importers.run import ImportedRun
-from parallelsim.importers.torchtitan import import_torchtitan, is_torchtitan
 from parallelsim.model import ModelSpec
 
-_INNER = (
-    (is_torchtitan, import_torchtitan),
-    (is_deepspeed, import_deepspeed),
-    (is_nanotron, import_nanotron),
-    (is_accelerate, import_accelerate),
-    (lambda text, file: text.startswith("#!"), import_megatron),
-)
-"""What a here-document may hold."""
 _LAUNCHERS = re.compile(
     r"torchrun|torch\.distributed\.\w+|deepspeed|accelerate|mpirun|mpiexec|srun"
 )
@@ -55,12 +44,11 @@ def import_script(
     script = commands(text, file, variables, is_megatron_run)
     if not script.found:
         for body in script.documents:
-            for reads, read in _INNER:
-                if reads(body, file):
-                    run = read(body, file, variables, model)
-                    launches = commands(text, file, variables, _is_launch).found
-                    said = [launched_gpus(launch.words, text) for launch in launches]
-                    return replace(run, num_gpus=run.num_gpus or next(filter(None, said), None))
+            if is_configuration(body) or body.startswith("#!"):
+                run = reader_of(body).read(body, file, variables, model)
+                launches = commands(text, file, variables, _is_launch).found
+                said = [launched_gpus(launch.words, text) for launch in launches]
+                return replace(run, num_gpus=run.num_gpus or next(filter(None, said), None))
     return import_megatron(text, file, environment, model)
 
 

@@ -38,14 +38,7 @@ NOT_MODELLED = (
     *("activation_checkpoint.early_stop", "parallelism.pipeline_parallel_split_points"),
     *("parallelism.expert_parallel_comm_backend",),
 )
-SECTIONS = ("model", "training", "parallelism", "activation_checkpoint")
 _FLOAT8_NAMES = (FLOAT8, "float8")
-
-
-def is_torchtitan(text: str, name: str) -> bool:
-    """The text has sections as torchtitan's configurations have them."""
-    lines = {line.strip() for line in text.splitlines() if line.lstrip().startswith("[")}
-    return "[model]" in lines and len(lines & {f"[{section}]" for section in SECTIONS}) > 1
 
 
 def import_torchtitan(
