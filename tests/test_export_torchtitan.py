@@ -149,7 +149,7 @@ def test_a_configuration_is_read_as_the_plan_that_it_was_written_from(name):
     for plan, text in some_plans(export_torchtitan, inputs, 256, count=6, seed=name):
         reader = reader_of(text)
         assert reader.title == "torchtitan TOML"
-        run = reader.read(text, "run.toml")
+        run = reader.read(text, "run.toml", {})
         assert run.plan(64) == plan
         assert (run.num_gpus, run.framework, run.is_known) == (64, "torchtitan", True)
         assert (run.unknown, run.not_modelled, run.notes) == ((), (), ())
