@@ -13,7 +13,7 @@ from parallelsim.cli_options import (
     search_options,
     spec_options,
 )
-from parallelsim.cli_sweep import search_progress
+from parallelsim.cli_progress import shown_progress
 from parallelsim.cli_whole_run import RunOptions, fault_options
 from parallelsim.errors import NoFeasiblePlanError
 from parallelsim.processes import num_cores
@@ -38,8 +38,8 @@ def elastic(spec: SpecOptions, search: SearchOptions, run: RunOptions, as_json: 
     task = fit_task(spec, search)
     cluster = task.cluster.with_num_gpus(spec.num_gpus)
     budget = run.budget(cluster)
-    with search_progress(len(elastics.sizes_left(cluster, spec.num_gpus)), 0) as advance:
-        found = elastics.elastic(task, spec.num_gpus, budget, num_cores(), advance)
+    with shown_progress(quiet=as_json):
+        found = elastics.elastic(task, spec.num_gpus, budget, num_cores())
     if found is None:
         raise NoFeasiblePlanError(
             f"no plan on {spec.num_gpus} GPUs is safe in memory; 'parallelsim plan' says what binds"

@@ -17,6 +17,7 @@ from parallelsim.cli_options import (
     rank_option,
     spec_options,
 )
+from parallelsim.cli_progress import shown_progress
 from parallelsim.cli_run import planned
 from parallelsim.cli_values import Part, part_of_space
 from parallelsim.errors import PlanError
@@ -61,8 +62,9 @@ def explain(
     run = planned(spec, file, rank)
     search = SearchOptions({}, {}, memory_limit, "grid")
     space = search_space(run.inputs, search)
-    explanation = explain_plan(space, run.plan, memory_limit)
-    answers = answered(run.inputs, search, parts, explanation.found.plans.take(slice(1)))
+    with shown_progress(quiet=as_json):
+        explanation = explain_plan(space, run.plan, memory_limit)
+        answers = answered(run.inputs, search, parts, explanation.found.plans.take(slice(1)))
     if as_json:
         from parallelsim.report.documents import json_text
 

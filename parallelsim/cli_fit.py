@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +15,7 @@ from parallelsim.cli_options import (
     search_options,
     spec_options,
 )
+from parallelsim.cli_progress import shown_progress
 from parallelsim.errors import NoFeasiblePlanError
 
 if TYPE_CHECKING:
@@ -38,11 +37,8 @@ def fit(spec: SpecOptions, search: SearchOptions, as_json: bool) -> int:
 
     only_grid(search, "fit")
     task = fit_task(spec, search)
-    if sys.stderr.isatty():
-        task = replace(task, progress=_show_progress)
-    found = smallest_fit(task, at_least=max(1, spec.num_gpus or 1))
-    if task.progress:
-        click.echo("\r\x1b[K", nl=False, err=True)
+    with shown_progress(quiet=as_json):
+        found = smallest_fit(task, at_least=max(1, spec.num_gpus or 1))
     if as_json:
         head = {
             "model": task.model.name,
@@ -62,10 +58,6 @@ def fit(spec: SpecOptions, search: SearchOptions, as_json: bool) -> int:
             f"no cluster size of {task.cluster.name} that was tried trains {task.model.name}"
         )
     return 0
-
-
-def _show_progress(num_gpus: int) -> None:
-    click.echo(f"\r\x1b[Ktrying {_gpus(num_gpus)}", nl=False, err=True)
 
 
 def _gpus(count: int) -> str:

@@ -13,6 +13,7 @@ import click
 
 from parallelsim.cli_inputs import Inputs, fit_task, search_space
 from parallelsim.cli_options import SearchOptions
+from parallelsim.cli_progress import shown_progress
 from parallelsim.errors import NoFeasiblePlanError, ParallelSimError
 from parallelsim.plan import Plan
 from parallelsim.planfile import MAX_GPUS
@@ -53,7 +54,8 @@ def explain_misfit(
         click.echo(f"rejected: {report.rejections(result.reasons)}", err=True)
     if len(result.nearest_miss):
         click.echo(f"nearest miss: {report.miss(result.nearest_miss)}", err=True)
-    why, rescues = misfit_words(inputs, search, result)
+    with shown_progress(quiet=as_json):
+        why, rescues = misfit_words(inputs, search, result)
     for line in rescues:
         click.echo(line, err=True)
     raise NoFeasiblePlanError(why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -94,8 +93,6 @@ def chosen_size(
     from parallelsim.processes import num_cores
 
     at_most = inputs.cluster.num_gpus
-    if sys.stderr.isatty():
-        click.echo(f"trying sizes up to {at_most} GPUs ...", err=True)
     budget = budget_of(aim, inputs)
     task = fit_task(spec, search)
     choice = choose_size(task, aim.objective, budget, at_most, num_cores())

@@ -11,6 +11,7 @@ from parallelsim.cli_answer import Answer, Asked, answer, asked_options
 from parallelsim.cli_inputs import Inputs, shown_path
 from parallelsim.cli_misfit import NUM_TIGHT_SHOWN, explain_misfit
 from parallelsim.cli_options import json_option, only_grid
+from parallelsim.cli_progress import shown_progress
 
 if TYPE_CHECKING:
     from parallelsim.robustness import Robustness
@@ -56,7 +57,8 @@ def plan(
     if robust:
         only_grid(asked.search, "--robustness")
     _check_files(asked, output, script, export, as_json, force)
-    found = answer(asked, plan_file=output is not None)
+    with shown_progress(quiet=as_json):
+        found = answer(asked, plan_file=output is not None)
     inputs, search, result, more = found.inputs, found.search, found.result, found.more
     if not len(result.plans):
         if as_json:
@@ -66,7 +68,8 @@ def plan(
         return explain_misfit(inputs, search, result, as_json)
     text = _script(inputs, target, result) if target else None
     _write_files(inputs, result, output, (target, script), text, force)
-    fared = found.robustness() if robust else None
+    with shown_progress(quiet=as_json):
+        fared = found.robustness() if robust else None
     if as_json:
         _print_json(found, fared)
     elif target and script is None:

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from parallelsim.cli_answer import Answer, Asked, answer, asked_options
 from parallelsim.cli_inputs import Inputs, document_inputs, shown_path
 from parallelsim.cli_misfit import misfit_words
+from parallelsim.cli_progress import shown_progress
 from parallelsim.errors import ExportError, NoFeasiblePlanError, PlanError
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def report(
         page = _report(inputs, asked.search.memory_limit, result, command)
         _write(replace(page, is_search=False), output, force)
         return 0
-    found = answer(asked)
+    with shown_progress():
+        found = answer(asked)
     if found.result.stopped == "interrupted" and not len(found.result.plans):
         click.echo("note: interrupted before a safe plan was found", err=True)
         return EXIT_INTERRUPTED

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from parallelsim.cli_options import (
     search_options,
     spec_options,
 )
+from parallelsim.cli_progress import shown_progress
 from parallelsim.cli_values import axis, sequence_length, whole_number
 from parallelsim.cli_whole_run import RunOptions, run_options
 from parallelsim.errors import NoFeasiblePlanError, OutputError, SpecError
@@ -124,11 +123,10 @@ def sweep(
     missing = [point for point in wanted if point.key not in rows]
     cores = processes or num_cores()
     try:
-        with search_progress(len(wanted), len(wanted) - len(missing)) as advance:
+        with shown_progress(quiet=as_json):
             for row in sweeps.run(task, missing, cores):
                 rows[tuple(row[name] for name in sweeps.AXES)] = row
                 _write_table(table, sweeps.with_scaling(rows.values()), inputs)
-                advance(row)
     except KeyboardInterrupt:
         _say_interrupted(table, sum(point.key in rows for point in wanted), len(wanted))
         return EXIT_INTERRUPTED
@@ -229,31 +227,6 @@ def _say_interrupted(table: str | None, done: int, number: int) -> None:
     if table and done:
         kept = f"{done} of {number} points are in {shown_path(table)}: the same command goes on"
     click.echo(f"note: interrupted; {kept}", err=True)
-
-
-@contextmanager
-def search_progress(total: int, done: int) -> Iterator[Callable[[Row], None]]:
-    """A bar on a terminal, else nothing."""
-    if not sys.stderr.isatty():
-        yield lambda row: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[at]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, completed=done, at="")
-
-        def advance(row: Row) -> None:
-            at = f"{row['num_gpus']} GPUs, {row['seq_length']} tokens"
-            bar.update(task, advance=1, at=at)
-
-        yield advance
 
 
 def _report(

@@ -22,6 +22,7 @@ from parallelsim.cli_options import (
     search_options,
     spec_options,
 )
+from parallelsim.cli_progress import shown_progress
 from parallelsim.cli_values import number_up_to, whole_number
 from parallelsim.errors import ExportError, SpecError
 
@@ -84,7 +85,8 @@ def init(
     check_new(folder)
     inputs = load_inputs(spec, spec.num_gpus)
     space = search_space(inputs, search)
-    found = grid_search(space, memory_limit=search.memory_limit, all_variants=True)
+    with shown_progress():
+        found = grid_search(space, memory_limit=search.memory_limit, all_variants=True)
     if not len(found.plans):
         return explain_misfit(inputs, search, found, as_json=False)
     plans = _launchable(inputs, candidates(space, found))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from parallelsim.cli_progress import shown_progress
+
 NUM_GROUPS_SHOWN = 10
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ def validate(
     from parallelsim.validation import validate as run_validation
 
     _check_outputs(tables, framework, rows_file, plot_file, force)
-    validation = run_validation(tables, framework)
+    with shown_progress(quiet=as_json):
+        validation = run_validation(tables, framework)
     if rows_file:
         write_text(rows_file, accuracy.rows_csv(validation), force=force)
     if plot_file:

@@ -6,7 +6,7 @@ batches, spare nodes, and that the model's default batch may divide better elsew
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,7 +81,6 @@ def elastic(
     num_gpus: int,
     budget: Budget,
     num_processes: int = 1,
-    progress: Callable[[Row], None] | None = None,
 ) -> Elastic | None:
     """The plans for ``num_gpus`` and for what is left when nodes fail, down to half.
 
@@ -90,7 +89,6 @@ def elastic(
         num_gpus: all GPUs.
         budget: how the run fails and recovers.
         num_processes: searches at once.
-        progress: told each row as its search ends.
 
     Returns:
         None where no plan is safe on all GPUs.
@@ -98,11 +96,7 @@ def elastic(
     batch = task.global_batch_size or default_global_batch_size(task.model, num_gpus)
     task = replace(task, global_batch_size=batch)
     wanted = [Point(task.model.seq_length, batch, n) for n in sizes_left(task.cluster, num_gpus)]
-    rows: list[Row] = []
-    for row in run(task, wanted, num_processes):
-        rows.append(with_goodput(task, budget, row))
-        if progress:
-            progress(row)
+    rows = [with_goodput(task, budget, row) for row in run(task, wanted, num_processes)]
     rows.sort(key=lambda row: int(row["num_gpus"]))
     full = rows[-1]
     if full["status"] != FOUND:

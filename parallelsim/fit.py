@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.planfile import MAX_BATCH
+from parallelsim.progress import part
 from parallelsim.simulate import TIGHT_LIMIT
 from parallelsim.units import format_count
 
@@ -103,8 +104,6 @@ class Task:
     fixed: Mapping[str, Any] | None = None
     limits: Mapping[str, Any] | None = None
     memory_limit: float = 0.80
-    progress: Callable[[int], None] | None = None
-    """Told the number of GPUs before each search."""
     all_schedules: bool = False
     """Also the pipeline schedules that the framework does not run."""
     deadline: Deadline | None = None
@@ -128,8 +127,6 @@ class Task:
         from parallelsim.search.grid import grid_search
         from parallelsim.search.space import SearchSpace
 
-        if self.progress:
-            self.progress(num_gpus)
         batch = self.global_batch_size or default_global_batch_size(self.model, num_gpus)
         space = SearchSpace(
             self.model,
@@ -145,7 +142,8 @@ class Task:
             needed = space.num_candidates / self.deadline.candidates_per_s
             if time.perf_counter() + needed > self.deadline.end_s:
                 raise TimeIsUpError
-        result = grid_search(space, 1, self.memory_limit)
+        with part(f"{num_gpus} GPUs"):
+            result = grid_search(space, 1, self.memory_limit)
         if result.partial:
             raise KeyboardInterrupt
         return SizedResult(num_gpus, batch, result)

@@ -19,6 +19,7 @@ from parallelsim.errors import OutputError, ParallelSimError
 from parallelsim.fit import SizedResult, Task
 from parallelsim.plan import FIELD_TYPES, PLAN_FIELDS
 from parallelsim.processes import as_done
+from parallelsim.progress import part, tell
 from parallelsim.report.plans import rejections
 
 INPUTS = ("model", "cluster", "framework", "precision", "options", "digest")
@@ -71,6 +72,11 @@ class Point:
     num_gpus: int
 
     @property
+    def words(self) -> str:
+        """For people."""
+        return f"{self.num_gpus} GPUs, {self.seq_length} tokens"
+
+    @property
     def key(self) -> Key:
         """As rows are known by."""
         return self.num_gpus, self.seq_length, self.batch
@@ -114,12 +120,16 @@ def run(task: Task, wanted: Sequence[Point], num_processes: int) -> Iterator[Row
     The caller may stop early: searches that have not begun are then not begun.
     """
     if num_processes < 2 or len(wanted) < 2:
-        for point in wanted:
-            yield search_point(task, point)
+        for index, point in enumerate(wanted):
+            with part(point.words, index, len(wanted)):
+                row = search_point(task, point)
+            yield row
         return
     # Large points first: the last ones to end are then short.
     ordered = sorted(wanted, key=lambda point: -point.num_gpus)
-    yield from as_done(partial(search_point, task), ordered, num_processes)
+    for done, row in enumerate(as_done(partial(search_point, task), ordered, num_processes), 1):
+        tell(done, len(wanted), f"{done} of {len(wanted)} sizes")
+        yield row
 
 
 def with_scaling(rows: Iterable[Row]) -> list[Row]:

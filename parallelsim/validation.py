@@ -20,6 +20,7 @@ from parallelsim.errors import SpecError
 from parallelsim.measured_cases import Case, CaseBuilder
 from parallelsim.measurements import BadRow, RowError, Run, printable, read_tables
 from parallelsim.plan_batch import PlanBatch
+from parallelsim.progress import tell
 from parallelsim.ranked_groups import ranked_groups
 from parallelsim.rules import ByteArray, explain, reasons
 from parallelsim.scored_row import ScoredRow
@@ -197,6 +198,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
                     float(exposed[position]),
                     tuple(shares[position].tolist()),
                 )
+            tell(len(results) - results.count(None), len(results), "runs")
         pending = again
     return [row for row in results if row is not None]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from parallelsim import progress
 from parallelsim.compare import time_differences
 from parallelsim.errors import PlanError
 from parallelsim.plan import IntArray, Plan
@@ -55,7 +56,8 @@ def why_not(space: SearchSpace, part: str, winner: Simulation, memory_limit: flo
         winner: the best plan of all, replayed; empty where there is none.
         memory_limit: share of the reported memory up to which a plan is safe.
     """
-    result = grid_search(space, 1, memory_limit)
+    with progress.part(f"why not {part}"):
+        result = grid_search(space, 1, memory_limit)
     counted = _counts(part, result)
     if not result.num_candidates:
         return WhyNot(part, "no plan", (f"{part}: the space has no such plan.",), None, result)

@@ -27,6 +27,7 @@ from parallelsim.search.searcher import INTERRUPTED, Meter, Request, Searcher
 from parallelsim.search.space import SearchSpace
 from parallelsim.search.variants import way
 
+from parallelsim.progress import tell
 from parallelsim.replay import replayed
 from parallelsim.simulate import (
     DEFAULT_MEMORY_LIMIT,
@@ -62,6 +63,7 @@ class GridSearcher(Searcher):
         while True:
             scan = Scan(space, found, memory_limit, meter)
             scan.run()
+            tell(1, words="replaying the fastest")
             refined = _refined(scan, request.top_k)
             if refined.room is None or scan.stopped:
                 break

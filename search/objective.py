@@ -21,6 +21,7 @@ from parallelsim.costs import CostTable
 from parallelsim.memory import peak_memory
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
+from parallelsim.progress import tell
 from parallelsim.replay import replayed
 from parallelsim.rules import each_rule
 from parallelsim.simulate import TIGHT_LIMIT, by_block, screen_memory, simulate
@@ -67,6 +68,7 @@ class Objective:
         """
         self.meter.check_time()
         self.meter.spend(len(plans))
+        tell(self.meter.num_evaluated, self.meter.request.budget or 0, "searching")
         size = len(plans)
         num_broken = self._num_broken(plans)
         time_s, use = np.full(size, np.inf), np.full(size, np.inf)

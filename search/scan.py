@@ -28,6 +28,7 @@ from parallelsim.memory import lowest_memory
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.processes import as_done, can_fork, num_cores
+from parallelsim.progress import tell
 from parallelsim.replay import ROUNDING
 from parallelsim.rule_context import Rule
 from parallelsim.rules import RULES, each_rule
@@ -173,6 +174,8 @@ class Scan:
         """By pp: rows of the space's ``unstaged`` that obey the rules and may fit."""
         self.unstaged: dict[int, PlanBatch] = {}
         """By pp: those rows as plans without staging."""
+        self.num_rejected = 0
+        """Plans that are accounted for before any is looked at alone."""
         self.others_s = math.inf
         """A bound on the step time of the last plan that the whole pass keeps, from elsewhere."""
         self.stopped = ""
@@ -184,11 +187,12 @@ class Scan:
         try:
             for pp in self.space.pipeline_degrees:
                 self._find_fitting(pp)
+            self.num_rejected = self.found.num_candidates
             if (workers := num_workers(self)) > 1:
                 for part in found_in_processes(self, workers):
                     self.found.add(part)
                     self.meter.spend(part.num_evaluated)
-                    self.meter.check_time()
+                    self._tick()
             else:
                 for pp, index in self.parts(math.inf):
                     self.examine(pp, index)
@@ -197,6 +201,12 @@ class Scan:
         except Stopped as event:
             self.stopped = str(event)
         self.found.tight.drop_from(self.last_s)
+
+    def _tick(self) -> None:
+        """Say how far the pass is; raise :class:`Stopped` once the time is up."""
+        before = self.num_rejected
+        tell(self.found.num_candidates - before, self.space.num_candidates - before, "searching")
+        self.meter.check_time()
 
     @property
     def last_s(self) -> float:
@@ -237,7 +247,7 @@ class Scan:
         slow = self._too_slow(self.unstaged[pp].take(index))
         for chosen, timed in ((rows[~slow], True), (rows[slow], False)):
             for block in self.space.expand(pp, chosen):
-                self.meter.check_time()
+                self._tick()
                 self._examine(block, timed)
 
     def _too_slow(self, rows: PlanBatch) -> BoolArray:
