@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,5 +80,29 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-PARTS: dict[str, Callable[[], str]] = {"ACCURACY": accuracy, "COMMANDS": commands}
+def public_names() -> str:
+    """What ``import parallelsim`` offers, each with the first sentence of its docstring."""
+    import parallelsim
+
+    lines = ["| name | |", "|---|---|"]
+    for name in parallelsim.__all__:
+        paragraph = (inspect.getdoc(getattr(parallelsim, name)) or "").partition("\n\n")[0]
+        lines.append(f"| `{name}` | {_cell(_MARKUP.sub(_plain, paragraph))} |")
+    return "\n".join(lines)
+
+
+_MARKUP = re.compile(r":\w+:`~?([\w.]+)`|``(.*?)``")
+
+
+def _plain(marked: re.Match[str]) -> str:
+    """A reference or literal of a docstring as Markdown code."""
+    name = marked[1].rpartition(".")[2] if marked[1] else marked[2]
+    return f"`{name}`"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "ACCURACY": accuracy,
+    "API": public_names,
+    "COMMANDS": commands,
+}
 """How each part is made."""

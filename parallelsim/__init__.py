@@ -1,11 +1,8 @@
 """parallelsim: the fastest way to train a model on a cluster within memory.
 
 >>> import parallelsim as ps
->>> model = ps.load_model("llama3-70b")
->>> cluster = ps.load_cluster("hgx-h100", num_gpus=64)
->>> framework = ps.load_framework("megatron-core")
->>> result = ps.grid_search(ps.SearchSpace(model, cluster, framework, global_batch_size=512))
->>> result.plans.plans.plan(0).num_gpus
+>>> result = ps.plan("llama3-70b", gpus=64)
+>>> result.best.num_gpus
 64
 
 ``import parallelsim`` imports numpy and the simulator alone; the other names load on first use.
@@ -15,9 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# These two functions are named as their modules: imported here, or a later import of the module by
+# These functions are named as their modules: imported here, or a later import of the module by
 # anyone would put the module in the function's place.
 from parallelsim.compare import Comparison, compare
+from parallelsim.planning import plan
 from parallelsim.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
@@ -74,6 +72,7 @@ __all__ = [
     "load_framework",
     "load_model",
     "model_names",
+    "plan",
     "read_document",
     "replayed",
     "simulate",

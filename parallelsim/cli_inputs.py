@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,16 +16,12 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
-from parallelsim.plan import PRECISIONS
 
 if TYPE_CHECKING:
     from parallelsim.fit import Task
     from parallelsim.planfile import PlanDocument, RankedPlan
     from parallelsim.search.space import SearchSpace
     from parallelsim.simulate import Simulation
-
-DEFAULT_CLUSTER = "hgx-h100"
-DEFAULT_FRAMEWORK = "megatron-core"
 
 
 @dataclass(frozen=True)
@@ -129,6 +124,8 @@ def load_inputs(options: SpecOptions, num_gpus: int, *, any_precision: bool = Fa
 
 def with_defaults(options: SpecOptions) -> SpecOptions:
     """The options with the default cluster and framework named."""
+    from parallelsim.setting import DEFAULT_CLUSTER, DEFAULT_FRAMEWORK
+
     return replace(
         options,
         cluster=options.cluster or DEFAULT_CLUSTER,
@@ -140,39 +137,21 @@ def load_specs(
     options: SpecOptions, num_gpus: int | None, *, any_precision: bool = False
 ) -> tuple[ModelSpec, ClusterSpec, FrameworkSpec, str]:
     """Model at its sequence length, cluster, framework and precision."""
-    from parallelsim.catalog import load_cluster, load_framework, load_model
+    from parallelsim.setting import load_setting
 
     if not options.model:
         raise click.UsageError("Missing option '--model'; 'parallelsim models' lists the names.")
-    model = load_model(options.model, overrides=options.overrides)
-    seq_length = options.seq_length or model.seq_length
-    if seq_length < 1:
-        raise SpecError(f"{model.name} states no sequence length for training; give --seq-length")
-    model = model.with_seq_length(seq_length)
-    cluster = load_cluster(
-        options.cluster or DEFAULT_CLUSTER, num_gpus=num_gpus, nic_gbit_per_s=options.nic_gbit_per_s
+    return load_setting(
+        options.model,
+        num_gpus,
+        cluster=options.cluster,
+        framework=options.framework,
+        nic_gbit_per_s=options.nic_gbit_per_s,
+        seq_length=options.seq_length,
+        precision=options.precision,
+        overrides=options.overrides,
+        any_precision=any_precision,
     )
-    framework = load_framework(options.framework or DEFAULT_FRAMEWORK)
-    if any_precision and options.precision in PRECISIONS:
-        return model, cluster, framework, options.precision
-    return model, cluster, framework, _precision(options.precision, cluster, framework)
-
-
-def _precision(given: str | None, cluster: ClusterSpec, framework: FrameworkSpec) -> str:
-    """The given precision, else the first of bf16 and fp16 that GPU and software both run."""
-    hardware, software = cluster.accelerator.precisions, framework.capabilities.precisions
-    both = [name for name in software if name in hardware]
-    if given is not None:
-        if given not in both:
-            who = cluster.accelerator.name if given not in hardware else framework.name
-            raise SpecError(
-                f"{who} does not train in {given}; use {', '.join(both) or 'other software'}"
-            )
-        return given
-    for name in ("bf16", "fp16", *both):
-        if name in both:
-            return name
-    raise SpecError(f"{framework.name} and {cluster.accelerator.name} have no precision in common")
 
 
 def search_values(
@@ -183,7 +162,12 @@ def search_values(
     Raises:
         PlanError: fixed degrees that do not divide the GPUs or the batch.
     """
-    _check_fixed(search.fixed, num_gpus, global_batch_size)
+    from parallelsim.setting import check_fixed
+
+    try:
+        check_fixed(search.fixed, num_gpus, global_batch_size)
+    except PlanError as error:
+        raise PlanError(f"--{error}") from None
     largest = max(num_gpus, global_batch_size, num_layers)
     limits: dict[str, tuple[Value, ...]] = {}
     for name, values in search.limits.items():
@@ -197,21 +181,6 @@ def search_values(
                 raise PlanError(f"--limit {name}: no value from {cut.start} on is possible here")
         limits[name] = values
     return dict(search.fixed), limits
-
-
-def _check_fixed(fixed: Mapping[str, Value], num_gpus: int, global_batch_size: int) -> None:
-    degrees = {name: int(fixed[name]) for name in ("tp", "cp", "pp", "dp") if name in fixed}
-    if degrees and num_gpus % prod(degrees.values()):
-        words = " x ".join(f"{name}={value}" for name, value in degrees.items())
-        divisors = [d for d in range(1, min(num_gpus, 4096) + 1) if num_gpus % d == 0]
-        some = ", ".join(str(d) for d in divisors[:12]) + (", ..." if len(divisors) > 12 else "")
-        raise PlanError(f"--fix: {words} does not divide {num_gpus} GPUs; divisors are {some}")
-    batch = {name: int(fixed[name]) for name in ("dp", "micro_batch_size") if name in fixed}
-    if batch and global_batch_size % prod(batch.values()):
-        words = " x ".join(f"{name}={value}" for name, value in batch.items())
-        raise PlanError(
-            f"--fix: {words} does not divide the global batch of {global_batch_size} sequences"
-        )
 
 
 def search_space(inputs: Inputs, search: SearchOptions) -> SearchSpace:

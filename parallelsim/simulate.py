@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from parallelsim.cluster import ClusterSpec
 from parallelsim.compute import peak_flops
 from parallelsim.costs import CostTable
+from parallelsim.frames import data_frame, plans_html
 from parallelsim.framework import FrameworkSpec
 from parallelsim.memory import MemoryBreakdown, each_stage, fullest_stage, peak_memory
 from parallelsim.memory_states import States, states
@@ -95,6 +96,18 @@ class Simulation:
 
     def __len__(self) -> int:
         return len(self.plans)
+
+    def to_frame(self) -> Any:
+        """One row a plan: :func:`parallelsim.frames.data_frame`; needs pandas."""
+        return data_frame(self)
+
+    def _repr_html_(self) -> str:
+        return plans_html(self)
+
+    @property
+    def zones(self) -> list[str]:
+        """The zone of each plan in words."""
+        return [ZONES[code] for code in self.zone]
 
     @property
     def obeys_rules(self) -> BoolArray:

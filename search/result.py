@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from parallelsim.errors import NoFeasiblePlanError
+from parallelsim.frames import plans_html
+from parallelsim.plan import Plan
 from parallelsim.simulate import Simulation
 
 NEAR_FRAC = 0.01
@@ -69,3 +73,36 @@ class SearchResult:
     def partial(self) -> bool:
         """The search ended early; the plans are the best so far."""
         return self.stopped != ""
+
+    @property
+    def best(self) -> Plan:
+        """The plan to run: the fastest safe one.
+
+        Raises:
+            NoFeasiblePlanError: none is safe.
+        """
+        if not len(self.plans):
+            raise NoFeasiblePlanError(self._account)
+        return self.plans.plans.plan(0)
+
+    def to_frame(self) -> Any:
+        """One row a plan, safe ones first, then faster tight ones, with its ``rank``; see
+        :func:`parallelsim.frames.data_frame`. Needs pandas.
+        """
+        frame = self._both.to_frame()
+        frame.insert(0, "rank", range(1, len(frame) + 1))
+        return frame
+
+    def _repr_html_(self) -> str:
+        return plans_html(self._both, [self._account])
+
+    @property
+    def _both(self) -> Simulation:
+        return Simulation.concatenate([self.plans, self.faster_but_tight])
+
+    @property
+    def _account(self) -> str:
+        rejected = ", ".join(f"{count:,} {name}" for name, count in self.reasons.items() if count)
+        found = f"{self.num_feasible:,} safe, {self.num_tight:,} tight"
+        proof = "; plan 1 is proved the fastest safe one" if self.proven and self.plans else ""
+        return f"{self.num_candidates:,} candidates: {found}; rejected: {rejected or 'none'}{proof}"
