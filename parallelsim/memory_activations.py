@@ -21,8 +21,8 @@ class Activations(NamedTuple):
 
     saved_bytes: FloatArray
     """Of one layer."""
-    restored_bytes: FloatArray
-    """Of one layer, by selective recompute."""
+    restored_bytes: FloatArray | float
+    """Of one layer, by selective recompute; where software keeps them."""
     largest_bytes: FloatArray
     """Of the layer that saves most: what is rebuilt and differentiated at once."""
     checkpoint_bytes: FloatArray
@@ -39,19 +39,20 @@ class Activations(NamedTuple):
 
 def activations(table: CostTable, rows: IntArray) -> Activations:
     """The activation columns of the cost table, looked up for each plan."""
-    asynchronous = table.framework.memory.asynchronous_hidden_bytes > 0
+    facts, saved = table.framework.memory, table.layer.saved_bytes.take(rows)
+    is_alike = len(table.model.main_kinds) == 1
     first, last = (
         0.0 if more is None else more.saved_bytes.take(rows) for more in (table.first, table.last)
     )
     return Activations(
-        table.layer.saved_bytes.take(rows),
-        table.layer.restored_bytes.take(rows),
-        table.layer.largest_saved_bytes.take(rows),
+        saved,
+        table.layer.restored_bytes.take(rows) if facts.selective_outputs_kept else 0.0,
+        saved if is_alike else table.layer.largest_saved_bytes.take(rows),
         table.edge.checkpoint_bytes.take(rows),
         table.edge.embedding_bytes.take(rows),
         table.edge.loss_bytes.take(rows),
         table.edge.gathered_bytes.take(rows),
-        table.edge.asynchronous_bytes.take(rows) if asynchronous else 0.0,
+        table.edge.asynchronous_bytes.take(rows) if facts.asynchronous_hidden_bytes else 0.0,
         first,
         last,
     )

@@ -151,6 +151,11 @@ def largest(column: NDArray[Any]) -> int:
     return int(column[0] if column.strides == (0,) else column.max())
 
 
+def one_if_equal(values: NDArray[Any]) -> NDArray[Any]:
+    """The first value alone where all are equal: what follows from it is computed once."""
+    return values[:1] if (values == values[:1]).all() else values
+
+
 def by_code(values: NDArray[Any], codes: IntArray) -> NDArray[Any]:
     """``values[codes]``; one number seen P times where the codes are one."""
     if codes.strides == (0,) and len(codes):

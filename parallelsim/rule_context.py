@@ -216,11 +216,6 @@ def by_value(values: IntArray, predicate: Callable[[IntArray], BoolArray]) -> Bo
     return predicate(np.maximum(np.arange(top + 1), 1))[values]
 
 
-def one_if_equal(values: IntArray) -> IntArray:
-    """The first value alone where all are equal: numpy divides far faster by one number."""
-    return values[:1] if (values == values[0]).all() else values
-
-
 def is_everywhere(column: IntArray, value: int) -> bool:
     """Whether the column is one number seen P times, namely this one: no plan need be asked."""
     return column.strides == (0,) and len(column) > 0 and int(column[0]) == value

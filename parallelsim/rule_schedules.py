@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from parallelsim.plan import SCHEDULES, TWO_WAY, WAVES, Plan, code
-from parallelsim.plan_batch import PlanBatch
-from parallelsim.rule_context import BoolArray, Context, one_if_equal
+from parallelsim.plan_batch import PlanBatch, one_if_equal
+from parallelsim.rule_context import BoolArray, Context
 
 NONE, INTERLEAVED = code("schedule", "none"), code("schedule", "interleaved-1f1b")
 FIRST_LAST, FREE = code("layout", "first-last"), code("layout", "free")

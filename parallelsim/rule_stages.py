@@ -10,8 +10,8 @@ import numpy as np
 
 from parallelsim import rule_schedules as schedules
 from parallelsim.plan import MAX_DEGREE, IntArray, Plan, code
-from parallelsim.plan_batch import PlanBatch
-from parallelsim.rule_context import BoolArray, Context, Rule, by_value, one_if_equal
+from parallelsim.plan_batch import PlanBatch, one_if_equal
+from parallelsim.rule_context import BoolArray, Context, Rule, by_value
 from parallelsim.rule_schedules import FIRST_LAST, FREE
 
 EXTRA_LAYERS = (0, 1, 1, 2, 0, 0)

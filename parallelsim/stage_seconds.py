@@ -32,8 +32,8 @@ def stage_seconds(
     """
     layer_s, forward_s = table.layer_total_s.take(rows), table.layer.forward_s.take(rows)
     ends = columns.ends
-    head, head_forward, _ = head_seconds(table, rows)
-    embedding, embedding_forward, _ = embedding_seconds(table, rows)
+    head, head_forward = head_seconds(table, rows)
+    embedding, embedding_forward = embedding_seconds(table, rows)
     layers, again = columns.layers, columns.recomputed
     middle = np.ceil(layers.middle)  # where they are not equal, the fullest one sets the pace
     first = layers.first * layer_s + again.first * forward_s
@@ -83,21 +83,22 @@ def chunk_seconds(
     def edge(total: FloatArray, forward: FloatArray, weight: FloatArray | float) -> EdgeParts:
         return forward, total - forward - weight, weight
 
+    head_weight_s = table.edge.head_weight_s.take(rows)
+    if table.last is not None:
+        head_weight_s = head_weight_s + table.last.weight_s.take(rows)
     return ChunkSeconds(
-        stage(layers.first, edge(*embedding_seconds(table, rows))),
+        stage(layers.first, edge(*embedding_seconds(table, rows), 0.0)),
         stage(layers.middle, (0.0, 0.0, 0.0)),
-        stage(layers.last, edge(*head_seconds(table, rows))),
+        stage(layers.last, edge(*head_seconds(table, rows), head_weight_s)),
     )
 
 
 EdgeParts = tuple[FloatArray | float, FloatArray | float, FloatArray | float]
 
 
-def embedding_seconds(
-    table: CostTable, rows: IntArray
-) -> tuple[FloatArray, FloatArray, FloatArray | float]:
-    """(both passes, forward, weight gradients) of the embedding."""
-    return table.edge.embedding_s.take(rows), table.edge.embedding_forward_s.take(rows), 0.0
+def embedding_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+    """(both passes, forward) of the embedding."""
+    return table.edge.embedding_s.take(rows), table.edge.embedding_forward_s.take(rows)
 
 
 def leading_seconds(
@@ -112,17 +113,15 @@ def leading_seconds(
     return table.first_total_s.take(rows), more.forward_s.take(rows), more.weight_s.take(rows)
 
 
-def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(both passes, forward, weight gradients) of what the last stage has beyond its layers: the
-    head, and the layers of multi-token prediction.
+def head_seconds(table: CostTable, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+    """(both passes, forward) of what the last stage has beyond its layers: the head, and the layers
+    of multi-token prediction.
     """
     edge, more = table.edge, table.last
-    columns = (edge.head_s, edge.head_forward_s, edge.head_weight_s)
-    both, forward, weight = (of.take(rows) for of in columns)
+    both, forward = edge.head_s.take(rows), edge.head_forward_s.take(rows)
     if more is None:
-        return both, forward, weight
-    both = both + table.last_total_s.take(rows)
-    return both, forward + more.forward_s.take(rows), weight + more.weight_s.take(rows)
+        return both, forward
+    return both + table.last_total_s.take(rows), forward + more.forward_s.take(rows)
 
 
 def schedule_seconds(

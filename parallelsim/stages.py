@@ -299,11 +299,9 @@ def recompute_depth(plans: PlanBatch) -> FloatArray:
     """Most layers of a stage that full recompute covers: N in each of its v chunks, infinity where
     all are; 0 of other plans; shape [P].
     """
-    depth = np.zeros(len(plans))
-    full = np.flatnonzero(plans.recompute == FULL)
-    chosen = plans.recompute_num_layers[full]
-    depth[full] = np.where(chosen > 0, chosen * plans.vpp[full], np.inf)
-    return depth
+    chosen = plans.recompute_num_layers
+    depth = np.where(chosen > 0, chosen * plans.vpp, np.inf)
+    return np.where(plans.recompute == FULL, depth, 0.0)
 
 
 def num_micro_batches(plans: PlanBatch) -> FloatArray:

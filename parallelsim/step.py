@@ -29,7 +29,7 @@ from parallelsim.memory_states import (
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.optimizers import optimizer_time
 from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
-from parallelsim.plan_batch import PlanBatch, by_code, largest
+from parallelsim.plan_batch import PlanBatch, by_code, largest, one_if_equal
 from parallelsim.sharded import shard_ranks, sharded_exposed
 from parallelsim.stage_seconds import schedule_seconds
 from parallelsim.stages import Columns, leading_at_ends
@@ -195,7 +195,8 @@ def after_stages(
     overlap = framework.overlap
     slopes = overlap.straggler_per_doubling, overlap.straggler_per_doubling_fp8
     slope = by_code(np.where(IS_FP8, slopes[1], slopes[0]), plans.precision)
-    straggler = busy * slope * np.log2(np.maximum(columns.num_gpus / 8, 1.0))
+    doublings = np.log2(np.maximum(one_if_equal(columns.num_gpus) / 8, 1.0))
+    straggler = busy * (slope * doublings)
     overhead = per_micro_batch + framework.host.step_s
     steady, bubble = pipeline.steady_s, pipeline.bubble_s
     return StepTail(steady, p2p, bubble, dp, optimizer, overhead, straggler, offload, gather_s)
@@ -313,9 +314,8 @@ def transfer_seconds(
     num_bytes = table.edge.checkpoint_bytes.take(rows)
     if overlap.scatter_gather_p2p:
         num_bytes = np.where(plans.sequence_parallel > 0, num_bytes, num_bytes / plans.tp)
-    transfer = pipeline_transfer_time(
-        overlap, table.network, num_bytes, columns.pp, columns.num_gpus
-    )
+    num_gpus = one_if_equal(columns.num_gpus)
+    transfer = pipeline_transfer_time(overlap, table.network, num_bytes, columns.pp, num_gpus)
     shares = np.array([overlap.p2p_exposed, overlap.p2p_exposed_interleaved])
     exposed = shares.take(plans.vpp > 1)
     return transfer, exposed

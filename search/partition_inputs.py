@@ -61,7 +61,7 @@ def partition_problem(
     first, last = float(held.first_parameters[0]), float(held.last_parameters[0])
     per_parameter, step = _state_bytes(held), float(step_bytes(facts, batch, columns)[0])
     embedding_forward = float(edge.embedding_forward_s[rows[0]])
-    head_s, head_forward, _ = (float(seconds[0]) for seconds in head_seconds(table, rows))
+    head_s, head_forward = (float(seconds[0]) for seconds in head_seconds(table, rows))
     return PartitionProblem(
         layers=layers,
         pp=plan.pp,
