@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import shutil
 import socket
 import sqlite3
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -73,24 +75,29 @@ def test_two_processes_share_a_journal_file(tmp_path: Path) -> None:
 def postgresql(tmp_path: Path) -> Iterator[str]:
     """A server of its own; PostgreSQL does not run as root."""
     pytest.importorskip("psycopg", reason="needs parallelsim[postgresql]")
-    programs = [shutil.which(name) for name in ("initdb", "postgres")]
+    folders = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")))  # Debian's, off the path
+    path = os.pathsep.join([os.environ.get("PATH", ""), *folders])
+    programs = [shutil.which(name, path=path) for name in ("initdb", "postgres")]
     if not all(programs):
         pytest.skip("no initdb and postgres here (Debian: postgresql)")
-    runas = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    if runas and subprocess.run([*runas, "true"], check=False).returncode:
-        pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+    runas: dict[str, Any] = {"cwd": "/"}
+    if os.geteuid() == 0:
+        try:
+            runas |= {"user": pwd.getpwnam("postgres").pw_uid, "extra_groups": []}
+        except KeyError:
+            pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    home = subprocess.check_output([*runas, "mktemp", "-d"], text=True).strip()
+    home = subprocess.check_output(["mktemp", "-d"], text=True, **runas).strip()
     subprocess.run(
-        [*runas, programs[0], "-D", f"{home}/data", "-A", "trust", "-U", "planner", "--no-sync"],
+        [str(programs[0]), "-D", f"{home}/data", "-A", "trust", "-U", "planner", "--no-sync"],
         check=True,
-        cwd="/",
         stdout=subprocess.DEVNULL,
+        **runas,
     )
     options = ["-D", f"{home}/data", "-k", home, "-p", str(port), "-h", "127.0.0.1", "-F"]
-    server = subprocess.Popen([*runas, programs[1], *options], cwd="/", stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([str(programs[1]), *options], stderr=subprocess.DEVNULL, **runas)
     try:
         for _ in range(100):
             with socket.socket() as probe:
@@ -101,7 +108,7 @@ def postgresql(tmp_path: Path) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(30)
-        subprocess.run([*runas, "rm", "-rf", home], check=False)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def test_two_processes_share_a_postgresql_study(postgresql: str) -> None:
