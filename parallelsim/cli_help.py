@@ -70,6 +70,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "export": (
         "# the script that launches plan 1",
         "export plans.yaml --rank 1 --to megatron --output launch.sh",
+        "# the same as a Slurm job",
+        "export plans.yaml --rank 1 --to slurm-megatron --output launch.sbatch",
     ),
     "import": (
         "# a launch script becomes a plan file",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from random_exports import some_plans
+from tools_targets import accepted
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.errors import ExportError
@@ -140,3 +141,19 @@ def test_every_field_is_one_of_nanotrons():
     ):
         for at, name in fields(yaml.safe_load(text)):
             assert name in FIELDS[at].split(), (at, name, plan)
+
+
+@pytest.mark.parametrize("plan", [PLAN, STAGES])
+def test_nanotron_itself_reads_the_file(plan, tmp_path):
+    read = accepted("nanotron", export_nanotron(LLAMA, H100, NANOTRON, plan), tmp_path, plan.dp)
+    assert read == {
+        "degrees": [plan.dp, plan.tp, plan.pp],
+        "mode": "REDUCE_SCATTER" if plan.sequence_parallel else "ALL_REDUCE",
+        "engine": "OneForwardOneBackwardPipelineEngine",
+        "again": plan.recompute == "full",
+        "batch": [2, 512],
+        "zero": 1,
+        "dtype": "torch.bfloat16",
+        "model": ["LlamaConfig", 32, 8],
+        "optimizer": "AdamWOptimizerArgs",
+    }

@@ -13,7 +13,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 MISSING = 77
@@ -78,9 +81,51 @@ def accelerate(file: str, _: int) -> dict[str, Any]:
     }
 
 
+class StandIns(MetaPathFinder, Loader):
+    """Empty modules in place of packages that need a GPU or are not read here."""
+
+    PACKAGES = ("transformers", "flash_attn", "triton", "datatrove", "lighteval", "functorch")
+
+    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
+        """Of one of the packages, or a part of it."""
+        known = fullname.partition(".")[0] in self.PACKAGES
+        return ModuleSpec(fullname, self, is_package=True) if known else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """A module that has every class."""
+        module = ModuleType(spec.name)
+        module.__dict__.update(__version__="2.8.0", __path__=[])
+        module.__dict__["__getattr__"] = lambda name: type(name, (), {})
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
+def nanotron(file: str, _: int) -> dict[str, Any]:
+    """nanotron's own configuration, of a checkout whose src/ is on PYTHONPATH."""
+    sys.meta_path.append(StandIns())
+    from nanotron.config import get_config_from_file
+
+    read = get_config_from_file(file)
+    degrees, model = read.parallelism, read.model.model_config
+    return {
+        "degrees": [degrees.dp, degrees.tp, degrees.pp],
+        "mode": degrees.tp_mode.name,
+        "engine": type(degrees.pp_engine).__name__,
+        "again": degrees.recompute_layer,
+        "batch": [read.tokens.micro_batch_size, read.global_batch_size],
+        "zero": read.optimizer.zero_stage,
+        "dtype": str(read.model.dtype),
+        "model": [type(model).__name__, model.num_hidden_layers, model.num_key_value_heads],
+        "optimizer": type(read.optimizer.optimizer_factory).__name__,
+    }
+
+
 READERS: dict[str, Callable[[str, int], dict[str, Any]]] = {
     "accelerate": accelerate,
     "deepspeed": deepspeed,
+    "nanotron": nanotron,
 }
 
 
