@@ -26,7 +26,7 @@ from parallelsim.cli_options import (
     search_options,
     spec_options,
 )
-from parallelsim.cli_run import planned
+from parallelsim.cli_run import planned, script_and_arguments
 from parallelsim.cli_searcher import HowToSearch, check_how, how_options, run_search
 from parallelsim.cli_values import Part, whole_number
 
@@ -73,7 +73,8 @@ class Asked:
         from parallelsim.input_files import input_files
 
         spec = self.spec
-        return input_files(spec.model, spec.cluster, spec.framework, self.compare_with)
+        script = self.compare_with and script_and_arguments(self.compare_with)[0]
+        return input_files(spec.model, spec.cluster, spec.framework, script)
 
 
 @dataclass(frozen=True)

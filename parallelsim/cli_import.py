@@ -6,7 +6,7 @@ import click
 
 from parallelsim.cli_inputs import Inputs, shown_path
 from parallelsim.cli_options import SpecOptions, spec_options
-from parallelsim.cli_run import imported
+from parallelsim.cli_run import imported, script_and_arguments
 
 
 @click.command("import")
@@ -17,7 +17,8 @@ from parallelsim.cli_run import imported
 def import_run(file: str, spec: SpecOptions, output: str | None, force: bool) -> None:
     """Read a launch script or a configuration of today as a model and a plan.
 
-    The plan file is for simulate, explain, compare, export and timeline.
+    FILE may be a script with its arguments, in quotes: 'run.sh 8B 4'. The plan file is for
+    simulate, explain, compare, export and timeline.
     """
     from parallelsim.input_files import input_files
     from parallelsim.planfile import check_writable, write_document
@@ -28,7 +29,7 @@ def import_run(file: str, spec: SpecOptions, output: str | None, force: bool) ->
     from parallelsim.simulate import DEFAULT_MEMORY_LIMIT, simulate
 
     if output is not None:
-        read = input_files(file, spec.model, spec.cluster, spec.framework)
+        read = input_files(script_and_arguments(file)[0], spec.model, spec.cluster, spec.framework)
         check_writable(output, force=force, inputs=read)
     run = imported(spec, file)
     inputs = run.inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ def imported(spec: SpecOptions, file: str) -> PlannedRun:
     """
     from parallelsim.importers.readers import reader_of
 
+    file, arguments = script_and_arguments(file)
     text = read_text(file)
     reader = reader_of(text)
     if len(text) > MAX_SCRIPT_BYTES and not reader.is_log:
@@ -101,7 +103,8 @@ def imported(spec: SpecOptions, file: str) -> PlannedRun:
     own = None
     if spec.model:
         own = load_specs(spec, spec.num_gpus, any_precision=True)[0]
-    run = reader.read(text, file, os.environ, own)
+    environment = {**os.environ, **{str(n): word for n, word in enumerate(arguments, 1)}}
+    run = reader.read(text, file, environment, own)
     num_gpus = spec.num_gpus or run.num_gpus
     if not num_gpus:
         raise SpecError("does not say on how many GPUs it runs; give --gpus", file=file)
@@ -125,6 +128,17 @@ def _inputs(spec: SpecOptions, run: ImportedRun, plan: Plan) -> Inputs:
     framework = load_framework(options.framework)
     batch, precision = plan.global_batch_size, plan.precision
     return Inputs(run.model, cluster, framework, batch, precision, options)
+
+
+def script_and_arguments(file: str) -> tuple[str, list[str]]:
+    """A script and what it is called with, as ``run.sh 8B --tp 4``, unless a file is called so."""
+    try:
+        words = shlex.split(file)
+        if words[1:] and not os.path.exists(file) and os.path.isfile(words[0]):
+            return words[0], words[1:]
+    except ValueError:  # a quote without its end, a NUL
+        pass
+    return file, []
 
 
 def read_text(file: str) -> str:

@@ -164,6 +164,20 @@ def test_an_imported_script_is_a_plan_file(script: str, tmp_path: Path) -> None:
     assert run("import", str(bare)).exit_code == 0
 
 
+def test_a_script_takes_its_arguments_and_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    text = export_megatron(*INPUTS, RUN)
+    text = text.replace("--micro-batch-size 1", "--micro-batch-size ${2}")
+    file.write_text(text.replace('"$@"', '""'))
+    assert "give the script its arguments" in run("import", str(file)).stderr
+    called = f"'{file}' now 2"
+    done = run("import", called)
+    assert done.exit_code == 0, done.stderr
+    assert "micro-batch 2" in done.stdout
+    assert "is an input" in run("import", called, "--output", str(file), "--force").stderr
+    assert "cannot read" in run("import", f"{file}.missing now 2").stderr
+
+
 def test_what_the_script_states_is_not_given_again(script: str) -> None:
     done = run("plan", "--compare-with", script, "--global-batch-size", "8")
     assert done.exit_code == 2

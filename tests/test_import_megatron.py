@@ -119,6 +119,24 @@ ARGS+=("${EXTRA[@]}" --cp=$CP)
 declare -A SIZE=([small]=2 [big]=$((TP > 4 ? TP * 2 : 0))) && SIZE[huge]="3 4"
 let VP=1+1; ((VP = VP * 2)); if ((VP += 1)); then ARGS+=("$VP" $[2**VP - VP] "${10:-ten}"); fi
 ARGS+=(${SIZE[$KIND]} "${SIZE[huge]}")
+join() { local out=$1; shift; for part in "$@"; do out+="-$part"; done; JOINED="$out,$#"; }
+join a "b c" d
+for kind in small big huge; do
+  [ $kind = small ] && continue
+  ARGS+=("${SIZE[$kind]}$JOINED")
+  if [[ $kind == big && $TP -gt 4 ]]; then for x in 1 2; do break; done; continue; fi
+  break
+done
+N=0
+while ((N < 3)); do N=$((N + 1)); if [ $N -eq 2 ]; then ARGS+=("turn$N"); fi; done
+until [ $N = 0 ]; do N=$((N - 1)); done
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --mbs) MBS="$2"; shift 2 ;;
+    --name=*) ARGS+=("${1#*=}"); shift ;;
+    *) echo "unknown $1"; exit 1 ;;
+  esac
+done
 [ "$TP" = 8 ] && ARGS+=(--sequence-parallel) || ARGS+=(--wrong)
 [[ $KIND == b* ]] || exit 3
 mkdir -p "/tmp" || { echo "no"; exit 1; }
@@ -135,8 +153,11 @@ def test_words_are_those_that_bash_passes_on(tmp_path: Path) -> None:
     stub.chmod(0o755)
     (tmp_path / "missing.py").write_text("")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-c", TRICKY], check=True, env=environment, cwd=tmp_path)
+    arguments = ["--mbs", "4", "--name=a b", "--mbs", "2"]
+    command = ["bash", "-c", TRICKY, "run.sh", *arguments]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
     by_bash = (tmp_path / "out").read_text().split("\0")
+    environment |= {str(place): value for place, value in enumerate(arguments, 1)}
     read = commands(TRICKY, "run.sh", environment, lambda words: "torchrun" in words)
     assert [list(found.words[1:]) for found in read.found] == [by_bash]
     assert read.notes == []
@@ -178,7 +199,10 @@ def test_layers_that_the_catalogue_does_not_have_become_a_model_of_their_own() -
     ("text", "message"),
     [
         (f"torchrun pretrain_gpt.py {BARE} --context-parallel-size $CP", "$CP is not set; set it"),
-        (f"torchrun pretrain_gpt.py {BARE} --context-parallel-size $1", "$1 is not set; write its"),
+        (
+            f"torchrun pretrain_gpt.py {BARE} --context-parallel-size $1",
+            "$1 is not set; give the script its",
+        ),
         (f"{BARE} --micro-batch-size 2", "--micro-batch-size: given twice, with '1' and '2'"),
         (f"{BARE} --fp16", "--fp16: contradicts --bf16"),
         (f"{BARE} --squared-relu", "--swiglu: contradicts --squared-relu"),
@@ -218,7 +242,46 @@ def test_degrees_that_do_not_divide_the_gpus_say_so() -> None:
         run.plan(run.num_gpus or 0)
 
 
-@given(st.text("if then fi case esac in do done ${}()[]<>|&;'\"`\\\n$=#a1*-!", max_size=60))
+PIECES = [
+    *(
+        "if ",
+        "then ",
+        "fi\n",
+        "case ",
+        "esac\n",
+        "in ",
+        "for ",
+        "while ",
+        "until ",
+        "do ",
+        "done\n",
+    ),
+    *("true", "break", "continue", "shift ", "set -- ", "let ", "a", "1", "$a", "${a", "$@", "f()"),
+    *(
+        "{ ",
+        "}",
+        "(",
+        ")",
+        "[ ",
+        " ]",
+        "<<",
+        "<",
+        ">",
+        "|",
+        "&",
+        ";",
+        "'",
+        '"',
+        "`",
+        "\\",
+        "\n",
+        "$",
+    ),
+    *("=", "#", "*", "-", "!", " ", "((", "))", "$((", "a=1\n", "a+=(b c)\n", "[1]", "%", "?", ":"),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(SpecError):
         reader_of(text).read(text, "run.sh", {})

@@ -217,6 +217,8 @@ def _is_among(flag: str, names: Sequence[str]) -> bool:
 
 
 def _advice(name: str) -> str:
+    if name[1:].isdecimal():
+        return "give the script its arguments, in quotes: 'run.sh first second'"
     if name[1:].isidentifier():
         return f"set it in the environment ({name[1:]}=... parallelsim ...) or in the script"
     return "write its value into the script"

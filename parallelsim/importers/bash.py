@@ -1,9 +1,9 @@
 """The command that a bash script would start, found without a shell.
 
 Understood: variables with their defaults, arrays, quotes, line continuations, arithmetic, ``if``,
-``case``, functions, ``&&`` and ``||``, here-documents for another shell, ``bash -c "..."``. Files
-that a condition asks for are taken to be there. No command is run, no file sourced, no loop
-followed: notes say where, and values that would come from there are marked as unset.
+``case``, functions, loops over known words, ``&&`` and ``||``, here-documents for another shell,
+``bash -c "..."``. Files that a condition asks for are taken to be there. No command is run, no file
+sourced: notes say where, and values that would come from there are marked as unset.
 """
 
 from __future__ import annotations
@@ -12,61 +12,29 @@ import contextlib
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from parallelsim.errors import SpecError
+from parallelsim.importers.bash_conditions import holds
 from parallelsim.importers.bash_expand import Variables, unset_names, without_unset
+from parallelsim.importers.bash_script import Command, ExitError, LeaveError, Script
 from parallelsim.importers.bash_words import Token, tokens
 
 MAX_DEPTH = 20
 """Functions and shells inside each other."""
+MAX_TURNS = 200
+"""Of all loops of a script."""
 SHELLS = ("bash", "sh", "sbatch", "srun")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[[^]]+\])?)(\+?)=(.*)", re.S)
 _ELEMENT = re.compile(r"\[([^]]+)\]=(.*)", re.S)
 """Of an associative array."""
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _PREFIXES = ("exec", "time", "nohup", "then", "else", "do", "{", "}", "!")
-_NO_COMMANDS = ("set", "echo", "mkdir", "cd", "shift", "read", "printf", "pushd", "popd", "return")
-_OWN_ARGUMENTS = ("$#", "$@", "getopts")
-"""In the conditions of loops over what a script is called with, of which there is nothing."""
-_FAILING = ("false", "command", "type", "which", "grep", "nvidia-smi", "diff")
+_NO_COMMANDS = ("set", "echo", "mkdir", "cd", "read", "printf", "pushd", "popd", "return")
+_PATTERN = re.compile(r"[*?]|\{[^}]*(?:,|\.\.)[^}]*\}")
+"""Of files, or of several words: not expanded here."""
+_FAILING = ("read", "getopts", "false", "command", "type", "which", "grep", "nvidia-smi", "diff")
 """Commands that are taken to fail where a condition asks them."""
-_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": int.__eq__,
-    "-ne": int.__ne__,
-    "-lt": int.__lt__,
-    "-le": int.__le__,
-    "-gt": int.__gt__,
-    "-ge": int.__ge__,
-}
-
-
-@dataclass(frozen=True)
-class Command:
-    """Words of a command, with unset values marked, and the line that it starts in."""
-
-    words: tuple[str, ...]
-    line: int
-
-
-@dataclass
-class Script:
-    """What the script does, as far as words go."""
-
-    file: str
-    variables: Variables
-    is_wanted: Callable[[Sequence[str]], bool]
-    found: list[Command] = field(default_factory=list)
-    documents: list[str] = field(default_factory=list)
-    """Here-documents that no shell reads, as they reach a file."""
-    notes: list[str] = field(default_factory=list)
-    functions: dict[str, list[Token]] = field(default_factory=dict)
-    depth: int = 0
-
-
-class _ExitError(Exception):
-    """The script ends here."""
 
 
 def commands(
@@ -74,16 +42,23 @@ def commands(
 ) -> Script:
     """The wanted commands of a script, and what was not followed.
 
+    Args:
+        text: bash.
+        file: its name in messages.
+        environment: variables that it finds; its own arguments under 1, 2 and so on.
+        is_wanted: whether the words of a command are those that are looked for.
+
     Raises:
         SpecError: the script cannot be read.
     """
-    script = Script(file, Variables(environment), is_wanted)
+    arguments = [value for name, value in environment.items() if name.isdecimal()]
+    script = Script(file, Variables(environment, arguments), is_wanted)
     _run(script, text)
     return script
 
 
 def _run(script: Script, text: str) -> None:
-    with contextlib.suppress(_ExitError):
+    with contextlib.suppress(ExitError):
         _Runner(script, tokens(text, script.file)).run()
 
 
@@ -93,6 +68,7 @@ class _Runner:
     def __init__(self, script: Script, words: list[Token]) -> None:
         self.script, self.tokens, self.at = script, words, 0
         self.active, self.status, self.last = True, True, ""
+        self.loops = 0
 
     def run(self) -> None:
         while self.at < len(self.tokens):
@@ -204,17 +180,68 @@ class _Runner:
         self.active, self.status = outer, True
 
     def _loop(self, token: Token) -> None:
-        """Skip a loop. One over the script's own arguments has nothing to do."""
-        depth, start = 1, self.at
-        while depth and (inner := self._peek()):
-            self.at += 1
+        """``while``, ``until`` and ``for NAME in WORDS``; what is in other loops is skipped."""
+        end, outer = self._end_of_loop(), self.active
+        name, values = self._for_words() if token.text == "for" else ("", None)
+        start, turn = self.at, 0
+        follows = outer and (values is not None or token.text in ("while", "until"))
+        while follows and (values is None or turn < len(values)):
+            self.at, self.active = start, True
+            if values is not None:
+                self.script.variables.put(name, values[turn])
+            self._list(("do",))
+            if values is None and self.status == (token.text == "until"):
+                break
+            turn += 1
+            self.script.turns += 1
+            follows = self.script.turns < MAX_TURNS
+            if self._turn_ends_loop():
+                break
+        if outer and not follows:
+            self._note(token.line, f"the {token.text} loop is not followed")
+        self.at, self.active = end, outer
+
+    def _turn_ends_loop(self) -> bool:
+        """Run a loop's body; whether it ends in ``break``."""
+        self.loops += 1
+        try:
+            self._list(("done",))
+        except LeaveError as leave:
+            return leave.ends
+        finally:
+            self.loops -= 1
+        return False
+
+    def _end_of_loop(self) -> int:
+        """Position behind the loop's ``done``."""
+        depth, at = 1, self.at
+        while depth and at < len(self.tokens):
+            inner = self.tokens[at]
             if inner.kind == "word" and inner.text in ("for", "while", "until", "select"):
-                depth += self._begins(self.at - 1)
+                depth += self._begins(at)
             elif inner.kind == "word" and inner.text == "done":
                 depth -= 1
-        condition = "".join(t.text for t in self.tokens[start : start + 8])
-        if self.active and not any(words in condition for words in _OWN_ARGUMENTS):
-            self._note(token.line, f"the {token.text} loop is not followed")
+            at += 1
+        return at
+
+    def _for_words(self) -> tuple[str, list[str] | None]:
+        """(name, the values that it takes); None where they are not known here."""
+        name = self._peek()
+        if name is None or name.kind != "word":
+            return "", None
+        self.at += 1
+        values: list[str] = []
+        follower = self._peek()
+        if follower is None or follower.text != "in":
+            return name.text, list(self.script.variables.arguments)
+        self.at += 1
+        while (word := self._peek()) and word.kind == "word":
+            self.at += 1
+            found = self.script.variables.fields(word.text) if self.active else []
+            if any(unset_names(value) for value in found) or _PATTERN.search(word.text):
+                return name.text, None
+            values += found
+        return name.text, values
 
     def _begins(self, at: int) -> bool:
         before = self.tokens[at - 1]
@@ -298,50 +325,37 @@ class _Runner:
             else:
                 parts.append(inner.text)
         if self.active:
-            self.status = self._holds(parts, line)
-
-    def _holds(self, parts: list[str], line: int) -> bool:
-        """The value of a condition's words."""
-        for joint, every in (("||", False), ("-o", False), ("&&", True), ("-a", True)):
-            if joint in parts:
-                at = parts.index(joint)
-                sides = (self._holds(side, line) for side in (parts[:at], parts[at + 1 :]))
-                return all(sides) if every else any(sides)
-        words = [without_unset(part) for part in parts if part not in ("(", ")")]
-        if words[:1] == ["!"]:
-            return not self._holds(parts[1:], line)
-        if len(words) == 1:
-            return bool(words[0])
-        if len(words) == 2 and re.fullmatch("-[a-z]", words[0]):
-            if words[0] in ("-n", "-z"):
-                return bool(words[1]) == (words[0] == "-n")
-            if words[0] == "-v":
-                return self.script.variables.get(words[1]) is not None
-            return True  # files are taken to be there
-        if len(words) == 3 and words[1] in ("=", "==", "!="):
-            return fnmatchcase(words[0], words[2]) == (words[1] != "!=")
-        if len(words) == 3 and words[1] in _COMPARISONS:
-            numbers = [re.fullmatch(r"-?[0-9]{1,18}", w) for w in (words[0], words[2])]
-            if all(numbers):
-                return bool(_COMPARISONS[words[1]](int(words[0]), int(words[2])))
-        shown = " ".join(words)[:60]
-        self._note(line, f"the condition {shown!r} cannot be decided here: taken as false")
-        return False
+            status = holds(parts, self.script.variables)
+            if status is None:
+                shown = without_unset(" ".join(parts))[:60]
+                self._note(line, f"the condition {shown!r} cannot be decided here: taken as false")
+            self.status = bool(status)
 
     def _execute(self, words: list[str], line: int) -> None:
         name = self.last = words[0].rsplit("/", 1)[-1]
         self.status = name not in _FAILING
         script = self.script
         if name == "exit":
-            raise _ExitError
+            raise ExitError
         if name in ("source", "."):
             self._note(line, f"{' '.join(map(without_unset, words))[:60]!r} is not followed")
         elif name == "unset":
             for variable in words[1:]:
                 script.variables.values.pop(variable, None)
+        elif name in ("break", "continue") and self.loops:
+            raise LeaveError(ends=name == "break")
+        elif name == "shift":
+            number = words[1] if len(words) > 1 else "1"
+            del script.variables.arguments[
+                : int(number) if re.fullmatch("[0-9]{1,9}", number) else 0
+            ]
+        elif name == "set" and words[1:2] == ["--"]:
+            script.variables.arguments = words[2:]
         elif name in script.functions and script.depth < MAX_DEPTH:
             script.depth += 1
+            outer, script.variables.arguments = script.variables.arguments, words[1:]
             _Runner(script, script.functions[name]).run()
+            script.variables.arguments = outer
             script.depth -= 1
         elif name == "eval":
             self._inner(" ".join(words[1:]))

@@ -21,6 +21,7 @@ _PLAIN = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?$!-])")
 _SET = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.S)
 _CHOICE = re.compile(r"([^?]+)\?([^?:]+):([^?]+)")
 _NUMBER = re.compile(r"[0-9A-Za-z_+\-*/%()<>=!&| \t\n,]*")
+_NO_NUMBER = re.compile(r"\b\d+[A-Za-wyz_]")
 MAX_NUMBER = 10**18
 MAX_POWER = 64
 MAX_VALUE = 1 << 20
@@ -62,10 +63,15 @@ class Variables:
     """Values by name; an array's are a list. The environment is behind them."""
 
     environment: Mapping[str, str]
+    arguments: list[str] = field(default_factory=list)
+    """Of the script, or of the function that runs: ``$1`` and so on."""
     values: dict[str, str | list[str]] = field(default_factory=dict)
 
     def get(self, name: str) -> str | list[str] | None:
         """The value, or None."""
+        if name.isdecimal():
+            place = int(name[:9]) - 1
+            return self.arguments[place] if 0 <= place < len(self.arguments) else None
         if name in self.values:
             return self.values[name]
         return self.environment.get(name)
@@ -139,8 +145,8 @@ class Variables:
         if not match:
             return unset(f"${{{text[:40]}}}")
         indirect, length, name, index, rest = match.groups()
-        if length and name == "#":
-            return "0"
+        if length and name in ("#", "@", "*"):
+            return str(len(self.arguments))
         if indirect:
             name = self.text(f"${name}") or name
         value = self._value(name, index)
@@ -152,9 +158,9 @@ class Variables:
 
     def _value(self, name: str, index: str | None) -> str | list[str] | None:
         if name in ("@", "*"):
-            return []
+            return list(self.arguments)
         if name == "#":
-            return "0"
+            return str(len(self.arguments))
         value = self.get(name)
         if index is None:
             return (value[0] if value else None) if isinstance(value, list) else value
@@ -230,7 +236,7 @@ class Variables:
             condition, then, other = choice.groups()
             return self.arithmetic(then if self.arithmetic(condition) != "0" else other)
         try:
-            if len(names) > 1000 or not _NUMBER.fullmatch(names):
+            if len(names) > 1000 or not _NUMBER.fullmatch(names) or _NO_NUMBER.search(names):
                 raise ValueError
             written = re.sub(r"(?<![0-9])0+(?=[0-9])", "", names)
             value = _number(ast.parse(written.replace("/", "//").strip(), mode="eval").body)
