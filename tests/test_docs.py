@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -11,6 +13,8 @@ import pytest
 
 from parallelsim.cli import main
 from parallelsim.cli_help import EXAMPLES
+from parallelsim.memory import MemoryBreakdown
+from parallelsim.step import StepBreakdown
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -52,6 +56,18 @@ def test_every_command_has_examples() -> None:
 def test_generated_parts_stand_on_a_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in refresh.pages())
     assert {name for name in generated.PARTS if f"<!-- {name} -->" not in text} == set()
+
+
+def test_the_page_of_equations_names_every_term_and_has_its_equations() -> None:
+    page = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
+    terms = {field.name for part in (StepBreakdown, MemoryBreakdown) for field in fields(part)}
+    assert {name for name in terms if f"`{name}`" not in page} == set()
+    cited = set(re.findall(r"\bT\d+\b", page))
+    for file in (*ROOT.glob("parallelsim/**/*.py"), *ROOT.glob("search/*.py")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if "docs/equations.md" in line:
+                cited |= set(re.findall(r"\bT\d+\b", line))
+    assert {label for label in cited if f"**{label} " not in page} == set()
 
 
 def test_the_site_lists_every_page() -> None:
