@@ -11,27 +11,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
-from parallelsim.cli_calibrate import calibrate
-from parallelsim.cli_catalog import clusters, frameworks, models
-from parallelsim.cli_completion import completion
-from parallelsim.cli_doctor import doctor
-from parallelsim.cli_elastic import elastic
-from parallelsim.cli_explain import explain
-from parallelsim.cli_fit import fit
 from parallelsim.cli_help import add_examples, print_help_all
-from parallelsim.cli_import import import_run
-from parallelsim.cli_plan import plan
-from parallelsim.cli_report import report
-from parallelsim.cli_schema import schema
-from parallelsim.cli_simulate import compare, export, simulate
-from parallelsim.cli_sweep import sweep
-from parallelsim.cli_timeline import timeline
-from parallelsim.cli_tune import tune
-from parallelsim.cli_validate import validate
 from parallelsim.errors import ParallelSimError
 
 EXIT_USAGE = 2
@@ -40,8 +25,45 @@ EXIT_INTERRUPTED = 130
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+COMMANDS = {
+    "calibrate": "cli_calibrate:calibrate",
+    "clusters": "cli_catalog:clusters",
+    "compare": "cli_simulate:compare",
+    "completion": "cli_completion:completion",
+    "doctor": "cli_doctor:doctor",
+    "elastic": "cli_elastic:elastic",
+    "explain": "cli_explain:explain",
+    "export": "cli_simulate:export",
+    "fit": "cli_fit:fit",
+    "frameworks": "cli_catalog:frameworks",
+    "import": "cli_import:import_run",
+    "models": "cli_catalog:models",
+    "plan": "cli_plan:plan",
+    "report": "cli_report:report",
+    "schema": "cli_schema:schema",
+    "simulate": "cli_simulate:simulate",
+    "sweep": "cli_sweep:sweep",
+    "timeline": "cli_timeline:timeline",
+    "tune": "cli_tune:tune",
+    "validate": "cli_validate:validate",
+}
+"""Module and function of every command; only the one that is asked for is imported."""
+
+
 class Program(click.Group):
     """The command group with parallelsim's exit codes and one-line errors."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, with examples in its help."""
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            module, _, function = COMMANDS[cmd_name].partition(":")
+            command = getattr(import_module(f"parallelsim.{module}"), function)
+            self.add_command(add_examples(command, cmd_name), cmd_name)
+        return super().get_command(ctx, cmd_name)
 
     def main(
         self,
@@ -143,11 +165,3 @@ def main() -> None:
 
     Every command's --help ends with examples.
     """
-
-
-_TOOLS = (plan, simulate, explain, fit, sweep, elastic, tune)
-_PROGRAM = (schema, completion, doctor)
-_FILES = (report, compare, export, import_run, timeline, validate, calibrate)
-for _command in (*_TOOLS, *_FILES, models, clusters, frameworks, *_PROGRAM):
-    main.add_command(_command)
-add_examples(main)

@@ -65,7 +65,7 @@ def _gpus(count: int) -> str:
 
 
 def _print_fit(task: Task, spec: SpecOptions, found: Fit, smallest: SizedResult) -> None:
-    from parallelsim.fit import default_batch_note
+    from parallelsim.default_batch import default_batch_note
     from parallelsim.report import plans as report
     from parallelsim.report.tables import paragraph
 

@@ -125,16 +125,16 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 order in one folder by ``docs/help_examples.py``."""
 
 
-def add_examples(group: click.Group, above: str = "") -> None:
-    """Let ``--help`` of every command end with its examples."""
-    for name, command in group.commands.items():
-        path = f"{above}{name}"
-        lines = EXAMPLES.get(path, ())
-        if lines:
-            shown = (line if line.startswith("#") else f"parallelsim {line}" for line in lines)
-            command.epilog = "\n".join(["\b", "Examples:", *(f"  {line}" for line in shown)])
-        if isinstance(command, click.Group):
-            add_examples(command, f"{path} ")
+def add_examples(command: click.Command, path: str) -> click.Command:
+    """The command, whose ``--help`` ends with its examples now, and so of those below it."""
+    lines = EXAMPLES.get(path, ())
+    if lines:
+        shown = (line if line.startswith("#") else f"parallelsim {line}" for line in lines)
+        command.epilog = "\n".join(["\b", "Examples:", *(f"  {line}" for line in shown)])
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            add_examples(inner, f"{path} {name}")
+    return command
 
 
 def print_help_all(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -150,5 +150,6 @@ def _helps(context: click.Context) -> Iterator[str]:
     command = context.command
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            inner = command.commands[name]
+            inner = command.get_command(context, name)
+            assert inner is not None
             yield from _helps(click.Context(inner, info_name=name, parent=context))

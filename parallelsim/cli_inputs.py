@@ -105,7 +105,7 @@ def load_inputs(options: SpecOptions, num_gpus: int, *, any_precision: bool = Fa
     Raises:
         ParallelSimError: whatever is wrong with them.
     """
-    from parallelsim.fit import default_batch_note, default_global_batch_size
+    from parallelsim.default_batch import default_batch_note, default_global_batch_size
 
     model, cluster, framework, precision = load_specs(
         options, num_gpus, any_precision=any_precision

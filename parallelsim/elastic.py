@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from parallelsim.cluster import ClusterSpec
-from parallelsim.fit import Task, allowed_sizes, default_global_batch_size
+from parallelsim.default_batch import default_global_batch_size
+from parallelsim.fit import Task, allowed_sizes
 from parallelsim.objectives import row_recovery, with_goodput
 from parallelsim.sweep import FOUND, Point, Row, run
 from parallelsim.whole_run import Budget, lost_time

@@ -67,7 +67,7 @@ def plan(
     Raises:
         ParallelSimError: with one line that says what is wrong with an argument.
     """
-    from parallelsim.fit import default_global_batch_size
+    from parallelsim.default_batch import default_global_batch_size
     from parallelsim.search.grid import grid_search
     from parallelsim.search.space import SearchSpace
     from parallelsim.setting import check_fixed, load_setting

@@ -323,7 +323,7 @@ class SearchSpace:
         """The switches without those that no shape depends on."""
         table = self._switch_table(tp, cp, True, ((0, 1, 1),)).copy()
         table[:, [SWITCHES.index(name) for name in WITHOUT_SHAPE]] = 0
-        return np.unique(table, axis=0)
+        return np.array(sorted(set(map(tuple, table.tolist()))), np.int64)
 
     def _expert_table(self, pp: int, tp: int, num_ranks: int) -> IntArray:
         """Ways to deal experts to the ranks of a stage; one row without columns where dense."""

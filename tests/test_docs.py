@@ -37,15 +37,20 @@ def test_examples_of_every_help_are_right_usage() -> None:
         command: click.Command = main
         for part in name.split():
             assert isinstance(command, click.Group)
-            command = command.commands[part]
+            inner = command.get_command(program, part)
+            assert inner is not None
+            command = inner
         command.make_context(name, words[len(name.split()) :], parent=program)
 
 
 def test_every_command_has_examples() -> None:
+    program = click.Context(main, **main.context_settings)
+
     def paths(group: click.Group, above: str = "") -> list[str]:
         found = []
-        for name, command in group.commands.items():
+        for name in group.list_commands(program):
             found.append(above + name)
+            command = group.get_command(program, name)
             if isinstance(command, click.Group):
                 found += paths(command, f"{above}{name} ")
         return found

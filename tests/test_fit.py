@@ -7,13 +7,12 @@ import time
 import pytest
 
 import parallelsim as ps
+from parallelsim.default_batch import default_batch_note, default_global_batch_size
 from parallelsim.fit import (
     Deadline,
     Task,
     TimeIsUpError,
     allowed_sizes,
-    default_batch_note,
-    default_global_batch_size,
     fit,
 )
 from parallelsim.planfile import MAX_BATCH

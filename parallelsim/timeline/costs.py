@@ -70,7 +70,7 @@ def stage_costs(
         PlanError: shapes that don't fit the schedule, negative or infinite seconds, or halves of
             the backward that the schedule needs and that are missing.
     """
-    needed = set(np.unique(schedule.kind).tolist())
+    needed = set(schedule.kind.tolist())
     if backward_s is None and input_s is not None and weight_s is not None:
         backward_s = np.asarray(input_s, np.float64) + np.asarray(weight_s, np.float64)
     halves = input_s is not None and weight_s is not None
