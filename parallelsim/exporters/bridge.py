@@ -176,6 +176,7 @@ def overrides(
         "model.bias_dropout_fusion": "True",
         "model.apply_rope_fusion": repr(model.position_embedding == "rope"),
         "model.cross_entropy_loss_fusion": "False",
+        "model.virtual_pipeline_model_parallel_size": repr(plan.vpp if plan.vpp > 1 else None),
         "model.overlap_p2p_comm": repr(plan.vpp > 1),
         "model.batch_p2p_comm": repr(plan.vpp == 1),
         "ddp.use_distributed_optimizer": "False",
