@@ -60,7 +60,7 @@ def run(text: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The configuration that a program gives to ``pretrain``, under stand-ins for its imports."""
     started: list[SimpleNamespace] = []
     parts = {name: Section(name) for name in FIELDS if name not in ("dataset", "mixed_precision")}
-    recipe = SimpleNamespace(dataset=Section("dataset", seq_length=1024), **parts)
+    recipe = SimpleNamespace(**parts)
     imports = {
         "torch": {"nn": SimpleNamespace(functional=SimpleNamespace(silu="silu"))},
         "megatron.core.activations": {"squared_relu": "squared_relu"},
@@ -191,5 +191,6 @@ def test_bridges_own_translator_agrees(name):
         for field in set(translated) & set(ours) - {"mixed_precision"}:
             value = ours[field].removeprefix("AttnBackend.").removeprefix("torch.nn.functional.")
             assert value in (repr(translated[field]), translated[field]), field
-        elsewhere = {"max_position_embeddings", "skip_getting_attention_mask_from_dataset"}
+        elsewhere = {"max_position_embeddings", "seq_length"}
+        elsewhere |= {"skip_getting_attention_mask_from_dataset"}
         assert {field.split(".")[1] for field in set(translated) - set(ours)} <= elsewhere

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -135,7 +135,13 @@ def export_bridge(
         "megatron-bridge", software, inputs, model_refusals(model, CORE), refusals(*inputs)
     )
     head = heading(model, cluster, framework, plan, software)
-    return _program(head, cluster, plan, overrides(*inputs))
+    said = overrides(*inputs)
+    body = _BODY.format(
+        environment="\n".join(_environment(cluster, plan)),
+        seq_length=model.seq_length,
+        overrides="\n".join(f"cfg.{field} = {value}" for field, value in said),
+    )
+    return "\n".join([*head, "# Start it on every node: torchrun ... FILE", body])
 
 
 def refusals(
@@ -193,7 +199,6 @@ def overrides(
             said |= {"model.activation_func": function, "model.gated_linear_unit": repr(gated)}
         for field in _fields(name):
             said[field] = _source(name, words)
-    said["dataset.seq_length"] = said["model.seq_length"]
     return list(said.items())
 
 
@@ -257,7 +262,7 @@ from megatron.bridge.training.pretrain import pretrain
 
 cfg = vanilla_gpt_pretrain_config()
 cfg.dataset = MockGPTDatasetConfig(  # replace it by your data
-    seq_length=cfg.dataset.seq_length,
+    seq_length={seq_length},
     random_seed=1234,
     reset_attention_mask=False,
     reset_position_ids=False,
@@ -284,17 +289,6 @@ cfg.logger.log_interval = 1
 if __name__ == "__main__":
     pretrain(config=cfg, forward_step_func=forward_step)
 """
-
-
-def _program(
-    head: Iterable[str], cluster: ClusterSpec, plan: Plan, said: Iterable[Override]
-) -> str:
-    lines = [*head, "# Start it on every node: torchrun ... FILE", ""]
-    body = _BODY.format(
-        environment="\n".join(_environment(cluster, plan)),
-        overrides="\n".join(f"cfg.{field} = {value}" for field, value in said),
-    )
-    return "\n".join(lines) + body
 
 
 def _environment(cluster: ClusterSpec, plan: Plan) -> Iterator[str]:
