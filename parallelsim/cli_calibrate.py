@@ -117,7 +117,8 @@ def _print(result: Calibration, found: OwnRuns) -> None:
     click.echo(f"{len(found.runs)} runs of {found.framework}")
     for reason, count in found.skipped.items():
         click.echo(f"{count:6d} skipped: {reason}")
-    click.echo("\nFactors (1 is the default; a host factor above 1 is slower, others faster)")
+    meaning = "1 is the default; a host factor above 1 is slower, others faster"
+    click.echo("\n" + paragraph(f"Factors ({meaning})"))
     columns = (Column("factor", "left"), Column("value"), Column("+-"), Column("", "left"))
     print_table(columns, [_factor_row(fit) for fit in result.fits])
     click.echo("\nErrors in percent")

@@ -83,7 +83,7 @@ def _print_fit(task: Task, spec: SpecOptions, found: Fit, smallest: SizedResult)
         memory_limit=task.memory_limit,
         overrides=spec.overrides,
     )
-    click.echo("\n".join(lines))
+    click.echo("\n".join(paragraph(line) for line in lines))
     click.echo(f"\nSmallest: {_gpus(smallest.num_gpus)}, batch {batch} sequences.\n")
     report.print_ranked(plans)
     click.echo("")

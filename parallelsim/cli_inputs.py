@@ -59,6 +59,7 @@ class Inputs:
     def header(self, memory_limit: float) -> str:
         """The inputs in a few lines for people."""
         from parallelsim.report.plans import header
+        from parallelsim.report.tables import paragraph
 
         lines = header(
             self.model,
@@ -69,7 +70,7 @@ class Inputs:
             memory_limit=memory_limit,
             overrides=self.options.overrides,
         )
-        return "\n".join(lines)
+        return "\n".join(paragraph(line) for line in lines)
 
     def document(self, *ranked: Simulation) -> PlanDocument:
         """A document of all plans, ranked through: safe ones first, then tight ones."""

@@ -257,6 +257,7 @@ def _report(
         click.echo(json_text("sweep", {"title": title, "points": rows}))
         return
     from parallelsim.report.swept import print_sweep
+    from parallelsim.report.tables import paragraph
 
-    click.echo(f"{title}\n")
+    click.echo(f"{paragraph(title)}\n")
     print_sweep(rows)

@@ -111,6 +111,7 @@ def _print(planned: PlanReplay) -> None:
     """The Gantt in letters, as wide as the terminal."""
     import shutil
 
+    from parallelsim.report.tables import paragraph
     from parallelsim.timeline import gantt_text
     from parallelsim.units import format_seconds
 
@@ -118,11 +119,12 @@ def _print(planned: PlanReplay) -> None:
     width = max(shutil.get_terminal_size().columns, 40)
     picture = gantt_text(done, width=min(width, 200))
     pp, vpp, m = planned.schedule.size
-    click.echo(
+    words = (
         f"{planned.schedule.name}, pp {pp}, vpp {vpp}, {m} micro-batches: replayed "
         f"{format_seconds(float(done.step_s[0]))} of a step of "
-        f"{format_seconds(planned.step_time_s())} (the rest: optimizer, launches, stragglers)\n"
+        f"{format_seconds(planned.step_time_s())} (the rest: optimizer, launches, stragglers)"
     )
+    click.echo(paragraph(words) + "\n")
     click.echo(picture, nl=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from parallelsim.report.documents import ranked_rows
 from parallelsim.report.labels import degrees, differences, label, switches, verdict
 from parallelsim.report.origins import origins
 from parallelsim.report.plans import memory_terms, time_terms
-from parallelsim.report.tables import paragraph
+from parallelsim.report.tables import line_width, paragraph
 from parallelsim.simulate import ZONES
 from parallelsim.units import format_bytes, format_percent, format_seconds
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from parallelsim.why_not import WhyNot
 
 MAX_CHANGES = 5
+LEAST_BESIDE = 30
+"""Characters of a line below which words go under a figure, not beside it."""
 LEAST_GAIN = 5e-4
 """Share of the step below which a change is called no help."""
 
@@ -80,19 +81,19 @@ def rank_words(place: Place, simulation: Simulation) -> str:
 
 def print_terms(simulation: Simulation) -> None:
     """Every term with its seconds, its share and where it comes from."""
-    import shutil
-
     terms, words = time_terms(simulation, 0), origins(simulation, 0)
     total = sum(terms.values())
     shown = {name: value for name, value in terms.items() if value > 0}
     size = max(len(label(name)) for name in shown)
-    width = min(100, max(60, shutil.get_terminal_size().columns))
     for name in sorted(shown, key=lambda name: -shown[name]):
-        head = f"{label(name):{size}s} {format_seconds(shown[name]):>8s} {shown[name] / total:6.1%}"
-        lines = textwrap.wrap(words[name], width - len(head) - 2, break_on_hyphens=False) or [""]
-        click.echo(f"{head}  {lines[0]}".rstrip())
-        for line in lines[1:]:
-            click.echo(" " * (len(head) + 2) + line)
+        seconds, share = format_seconds(shown[name]), shown[name] / total
+        head = f"{label(name):{size}s} {seconds:>8s} {share:6.1%}"
+        beside = len(head) + 2
+        if line_width() - beside < LEAST_BESIDE:
+            about = f": {words[name]}" if words[name] else ""
+            click.echo(paragraph(f"{label(name)}, {seconds}, {share:.1%}{about}", hanging=2))
+        else:
+            click.echo((head + paragraph(words[name], indent=beside)[len(head) :]).rstrip())
 
 
 def memory_words(simulation: Simulation) -> str:

@@ -48,7 +48,7 @@ MAX_CUTS_SHOWN = 2
 _PLAN_COLUMNS = (
     Column("#"),
     Column("TP"),
-    Column("CP", priority=5),
+    Column("CP"),
     Column("PP"),
     Column("VP", priority=4),
     Column("EP"),

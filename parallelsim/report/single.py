@@ -44,28 +44,30 @@ def print_simulation(simulation: Simulation, broken: Sequence[str]) -> None:
     """Verdict, time by term, memory by stage and term."""
     row = simulation.row(0)
     plan = simulation.plans.plan(0)
-    click.echo(f"plan:   {degrees(plan)}")
-    click.echo(paragraph(switches(plan), indent=8) + "\n")
+    _say("plan:", degrees(plan), switches(plan))
+    click.echo("")
     for message in broken:
-        click.echo(f"cannot run: {message}")
-    use = format_percent(row["memory_use_frac"])
-    click.echo(
-        f"memory: {verdict(row['zone'], row['p_fits'])}, P(fits) {row['p_fits']:.0%}\n"
-        f"        the fullest stage, {row['fullest_stage']}, needs "
+        click.echo(paragraph(f"cannot run: {message}"))
+    _say(
+        "memory:",
+        f"{verdict(row['zone'], row['p_fits'])}, P(fits) {row['p_fits']:.0%}",
+        f"the fullest stage, {row['fullest_stage']}, needs "
         f"{format_bytes(row['peak_memory_bytes'])} of "
-        f"{format_bytes(row['memory_capacity_bytes'])} ({use})"
+        f"{format_bytes(row['memory_capacity_bytes'])} "
+        f"({format_percent(row['memory_use_frac'])})",
     )
     step = step_interval(row["step_time_s"], row["step_time_low_s"], row["step_time_high_s"])
-    click.echo(
-        f"step:   {step}\n"
-        f"{paragraph(row['regime'], indent=8)}\n"
-        f"speed:  {format_count(row['tokens_per_s'])} tokens/s, "
-        f"{row['tokens_per_s_per_gpu']:.0f} tokens/s/GPU\n"
-        f"        MFU {format_percent(row['mfu'])}, HFU {format_percent(row['hfu'])} "
-        "(of the dense peak; causal attention halved)\n"
+    _say("step:", step, row["regime"])
+    _say(
+        "speed:",
+        f"{format_count(row['tokens_per_s'])} tokens/s, "
+        f"{row['tokens_per_s_per_gpu']:.0f} tokens/s/GPU",
+        f"MFU {format_percent(row['mfu'])}, HFU {format_percent(row['hfu'])} "
+        "(of the dense peak; causal attention halved)",
     )
+    click.echo("")
     print_table(
-        (Column("time", "left"), Column("step"), Column("share")),
+        (Column("time", "left"), Column("step"), Column("share", priority=1)),
         [
             *_time_rows(row["time"], row["step_time_s"]),
             ["step", format_seconds(row["step_time_s"]), "100.0 %"],
@@ -73,6 +75,12 @@ def print_simulation(simulation: Simulation, broken: Sequence[str]) -> None:
     )
     click.echo("\nMemory by stage, GiB")
     _print_stages(row["memory_per_stage"], row["fullest_stage"])
+
+
+def _say(name: str, *sentences: str) -> None:
+    """Sentences, each in lines of its own beside their name."""
+    lines = "\n".join(paragraph(sentence, indent=8) for sentence in sentences)
+    click.echo(name.ljust(8) + lines[8:])
 
 
 def _time_rows(time: dict[str, float], step_time_s: float) -> list[list[str]]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 GAP = 1
 """Blanks between columns."""
+HELD = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -25,45 +26,81 @@ def shown_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 ) -> list[int]:
     """Positions of the columns that fit into ``width``; those of priority 0 always stay."""
-    natural = [
-        max(len(column.header), *(len(row[i]) for row in rows)) if rows else len(column.header)
-        for i, column in enumerate(columns)
-    ]
+    natural = _widths(columns, rows)
     keep = list(range(len(columns)))
     for i in sorted(keep, key=lambda i: (-columns[i].priority, -i)):
-        if sum(natural[j] + GAP for j in keep) - GAP <= width or not columns[i].priority:
+        if _line_width([natural[j] for j in keep]) <= width or not columns[i].priority:
             break
         keep.remove(i)
     return keep
 
 
-def paragraph(text: str, indent: int = 0) -> str:
-    """The text in lines as wide as the terminal, but at most 100 characters."""
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    headers = [column.header for column in columns]
+    return [max(len(cells[i]) for cells in (headers, *rows)) for i in range(len(columns))]
+
+
+def _line_width(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def line_width() -> int:
+    """Characters of a line of text: as wide as the terminal, but 40 to 100."""
+    return min(100, max(40, shutil.get_terminal_size().columns))
+
+
+def paragraph(text: str, indent: int = 0, hanging: int | None = None) -> str:
+    """The text in lines of :func:`line_width`.
+
+    Args:
+        text: words.
+        indent: blanks before the lines.
+        hanging: blanks before those after the first; None: as many.
+    """
     import textwrap
 
-    width = min(100, max(40, shutil.get_terminal_size().columns))
     return textwrap.fill(
         text,
-        width,
+        line_width(),
         initial_indent=" " * indent,
-        subsequent_indent=" " * indent,
+        subsequent_indent=" " * (indent if hanging is None else hanging),
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """The header and the rows as lines of at most ``width`` characters, where columns may go."""
+    """The header and the rows as lines of at most ``width`` characters, where columns may go.
+
+    Where those that stay are too wide, each row is a paragraph that names its cells.
+    """
     keep = shown_columns(columns, rows, width)
-    table = [[columns[i].header for i in keep], *([row[i] for i in keep] for row in rows)]
-    widths = [max(len(cells[j]) for cells in table) for j in range(len(keep))]
+    columns = [columns[i] for i in keep]
+    rows = [[row[i] for i in keep] for row in rows]
+    widths = _widths(columns, rows)
+    if _line_width(widths) > width:
+        return _stacked(columns, rows)
     lines = []
-    for cells in table:
+    for cells in ([column.header for column in columns], *rows):
         parts = [
-            cell.ljust(size) if columns[i].justify == "left" else cell.rjust(size)
-            for i, cell, size in zip(keep, cells, widths, strict=True)
+            cell.ljust(size) if column.justify == "left" else cell.rjust(size)
+            for column, cell, size in zip(columns, cells, widths, strict=True)
         ]
         lines.append((" " * GAP).join(parts).rstrip())
+    return lines
+
+
+def _stacked(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """``GPUs 16, TP 4, step 27.5 s`` for each row, in as many lines as it takes."""
+    lines = []
+    for row in rows:
+        cells = []
+        for column, cell in zip(columns, row, strict=True):
+            words = f"{column.header} {cell}".strip() if cell else ""
+            # Figures stay with their units and names.
+            cells.append(words.replace(" ", HELD) if column.justify == "right" else words)
+        text = paragraph(", ".join(filter(None, cells)), hanging=2)
+        lines += text.replace(HELD, " ").split("\n")
     return lines
 
 
@@ -92,7 +129,9 @@ def print_table(
     from rich.text import Text
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    stacked = lines[0].split() != " ".join(columns[i].header for i in kept).split()
     for index, line in enumerate(lines):
         style = "bold" if index == 0 else "bold green" if index <= bold_rows else ""
+        style = "" if stacked else style
         console.print(Text(line, style=style), no_wrap=True, overflow="ignore", crop=False)
     return left_out
