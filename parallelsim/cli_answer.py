@@ -161,5 +161,5 @@ def answer(asked: Asked, *, plan_file: bool = False) -> Answer:
         parts=asked.parts,
     )
     if len(result.plans) and more.least_memory:
-        result = least_memory_first(inputs, search, asked.top, result)
+        result = least_memory_first(inputs, search, asked.aim, asked.top, result)
     return Answer(inputs, search, result, more)

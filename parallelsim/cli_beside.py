@@ -79,7 +79,9 @@ class Beside:
             number = f"{plans.cluster.num_gpus} GPUs are the best for {self.choice.objective}"
             words.append(f"{number} of the {len(self.choice.tried)} sizes that were tried.")
         if self.budget and len(plans):
-            words += [memory_words(plans, self.fastest)] if self.least_memory else []
+            words += (
+                [memory_words(plans, self.fastest, self.aim.slowdown)] if self.least_memory else []
+            )
             words += whole_run_words(plans, self.budget, "plan 1")
         if self.run and self.compared:
             from parallelsim.report.edits import compared_lines
@@ -105,7 +107,7 @@ class Beside:
             from parallelsim.report.whole_run import whole_run_words
 
             if self.least_memory:
-                click.echo(paragraph(memory_words(plans, self.fastest)))
+                click.echo(paragraph(memory_words(plans, self.fastest, self.aim.slowdown)))
             for words in whole_run_words(plans, self.budget, "plan 1"):
                 click.echo(paragraph(words))
         if self.run and self.compared:

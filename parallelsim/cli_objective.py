@@ -10,6 +10,7 @@ import click
 
 from parallelsim.cli_inputs import Inputs, fit_task
 from parallelsim.cli_options import Command, SearchOptions, SpecOptions
+from parallelsim.cli_values import number_up_to
 from parallelsim.cli_whole_run import RunOptions, run_options
 from parallelsim.errors import NoFeasiblePlanError, SpecError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from parallelsim.search.result import SearchResult
     from parallelsim.whole_run import Budget
 
+MAX_SLOWDOWN = 0.1
 OBJECTIVES = ("step-time", "tokens-per-gpu", "cost", "fewest-gpus", "memory")
 
 
@@ -26,6 +28,8 @@ class ObjectiveOptions:
     """What the plan is chosen for."""
 
     objective: str
+    max_slowdown: float | None
+    """Of the least memory; None: not given."""
     run: RunOptions
 
     @property
@@ -33,12 +37,19 @@ class ObjectiveOptions:
         """The number of GPUs is open."""
         return self.objective in ("tokens-per-gpu", "cost", "fewest-gpus")
 
+    @property
+    def slowdown(self) -> float:
+        """Share of the fastest step by which a plan that needs less memory may be slower."""
+        return MAX_SLOWDOWN if self.max_slowdown is None else self.max_slowdown
+
     def check(self) -> None:
         """Refuse an objective without what it needs.
 
         Raises:
             click.UsageError: which option is missing.
         """
+        if self.max_slowdown is not None and self.objective != "memory":
+            raise click.UsageError("--max-slowdown belongs to --objective memory")
         needs = {"cost": ("tokens",), "fewest-gpus": ("tokens", "deadline_days")}
         for name in needs.get(self.objective, ()):
             if getattr(self.run, name) is None:
@@ -50,21 +61,31 @@ def objective_options(command: Command) -> Command:
     """Add the options of :class:`ObjectiveOptions`; the command receives them as ``aim``."""
 
     @wraps(command)
-    def with_aim(*args: Any, objective: str, run: RunOptions, **options: Any) -> Any:
-        aim = ObjectiveOptions(objective, run)
+    def with_aim(
+        *args: Any, objective: str, max_slowdown: float | None, run: RunOptions, **options: Any
+    ) -> Any:
+        aim = ObjectiveOptions(objective, max_slowdown, run)
         aim.check()
         return command(*args, aim=aim, **options)
 
+    slowdown = click.option(
+        "--max-slowdown",
+        type=number_up_to(100.0),
+        metavar="SHARE",
+        help="With --objective memory: plans may be slower than the fastest by this share of its"
+        f" step.  [default: {MAX_SLOWDOWN}]",
+    )
     option = click.option(
         "--objective",
         type=click.Choice(OBJECTIVES),
         default="step-time",
         show_default=True,
-        help="What the plan is chosen for: step-time and memory (the least) with --gpus GPUs;"
+        help="What the plan is chosen for: step-time and memory (the least of those nearly as fast"
+        " as the fastest) with --gpus GPUs;"
         " tokens-per-gpu, cost (dollars for --tokens) and fewest-gpus (for --tokens by"
         " --deadline-days) with at most --gpus.",
     )
-    return option(run_options(with_aim))
+    return option(slowdown(run_options(with_aim)))
 
 
 def budget_of(aim: ObjectiveOptions, inputs: Inputs) -> Budget:
@@ -115,7 +136,7 @@ def _no_size(choice: Choice, budget: Budget, at_most: int) -> str:
 
 
 def least_memory_first(
-    inputs: Inputs, search: SearchOptions, top: int, result: SearchResult
+    inputs: Inputs, search: SearchOptions, aim: ObjectiveOptions, top: int, result: SearchResult
 ) -> SearchResult:
     """The result with the plans that need the least memory in place of the fastest."""
     from parallelsim.cli_inputs import search_space
@@ -123,6 +144,13 @@ def least_memory_first(
 
     if not len(result.plans):
         return result
-    plans = least_memory(search_space(inputs, search), top, search.memory_limit)
+    space, slowdown = search_space(inputs, search), aim.slowdown
+    plans = least_memory(space, top, result.plans, slowdown, all_variants=result.all_variants)
     none = result.faster_but_tight.take(slice(0))
-    return replace(result, plans=plans, faster_but_tight=none, cut_gain_frac=(None,) * len(plans))
+    return replace(
+        result,
+        plans=plans,
+        faster_but_tight=none,
+        cut_gain_frac=(None,) * len(plans),
+        num_near=(),
+    )

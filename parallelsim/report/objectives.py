@@ -76,12 +76,13 @@ def _cells(row: Mapping[str, Any], choice: Choice, budget: Budget) -> list[str]:
     return cells
 
 
-def memory_words(simulation: Simulation, fastest: Simulation) -> str:
+def memory_words(simulation: Simulation, fastest: Simulation, max_slowdown: float) -> str:
     """What the least memory is, and what it costs against the fastest safe plan."""
     peak, step = float(simulation.peak_memory_bytes[0]), float(simulation.step_time_s[0])
     first = float(fastest.step_time_s[0])
     return (
-        f"Plan 1 needs the least memory of all plans, {format_bytes(peak)} of "
+        f"Plan 1 needs the least memory of all plans at most {max_slowdown:.0%} slower than the "
+        f"fastest (--max-slowdown), {format_bytes(peak)} of "
         f"{format_bytes(simulation.memory_capacity_bytes)}. The fastest safe plan "
         f"({degrees(fastest.plans.plan(0))}) takes {format_seconds(first)} and "
         f"{format_bytes(float(fastest.peak_memory_bytes[0]))}: plan 1 takes "
