@@ -97,7 +97,7 @@ def front_figure(safe: Simulation, tight: Simulation, front: Simulation) -> Figu
             (place, 1.01),
             xycoords=("data", "axes fraction"),
             color=MUTED,
-            fontsize=9,
+            fontsize=10.5,
             ha="center",
         )
     for i in _apart(safe, tight, axes):
@@ -105,12 +105,12 @@ def front_figure(safe: Simulation, tight: Simulation, front: Simulation) -> Figu
             str(i + 1),
             (_gib(safe)[i], safe.step_time_s[i]),
             *((5, 4), "data", "offset points"),
-            fontsize=9,
+            fontsize=10.5,
             color=INK,
         )
-    axes.set_xlabel("peak memory of the fullest stage, GiB", color=INK, fontsize=9.5)
-    axes.set_ylabel("step time, s", color=INK, fontsize=9.5)
-    axes.tick_params(colors=MUTED, labelcolor=INK, labelsize=9)
+    axes.set_xlabel("peak memory of the fullest stage, GiB", color=INK, fontsize=11)
+    axes.set_ylabel("step time, s", color=INK, fontsize=11)
+    axes.tick_params(colors=MUTED, labelcolor=INK, labelsize=10.5)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(MUTED)
@@ -122,14 +122,17 @@ def _gib(simulation: Simulation) -> FloatArray:
 
 
 def _apart(safe: Simulation, tight: Simulation, axes: Any) -> list[int]:
-    """Positions of safe plans: a number beside them covers neither another number nor a mark."""
+    """Positions of safe plans: a number beside them covers neither another number nor a mark;
+    the first has one in any case.
+    """
     both = Simulation.concatenate([safe, tight])
     places = axes.transData.transform(np.column_stack([_gib(both), both.step_time_s]))
     shown: list[int] = []
     for i, place in enumerate(places[: len(safe)]):
         ahead, above = (places - place).T
-        marks = (ahead > 3) & (ahead < 26) & (above > -4) & (above < 24)
-        numbers = np.abs((places[shown] - place) / (26, 18)).max(axis=1) < 1
-        if not marks.any() and not numbers.any():
+        width = 12 + 10 * len(str(i + 1))
+        marks = (ahead > 3) & (ahead < width) & (above > -2) & (above < 24)
+        numbers = np.abs((places[shown] - place) / (28, 20)).max(axis=1) < 1
+        if i == 0 or not (marks.any() or numbers.any()):
             shown.append(i)
     return shown
