@@ -72,8 +72,10 @@ def whole_number(low: int, high: int) -> Callable[[str | int], int]:
 
     def number(text: str | int) -> int:
         value = _integer(str(text))
-        if value is None or not low <= value <= high:
-            raise click.BadParameter(f"{shown(text)} is no whole number from {low} to {high}")
+        if value is None or value < low:
+            raise click.BadParameter(f"{shown(text)} is no whole number from {low}")
+        if value > high:
+            raise click.BadParameter(f"{shown(text)} is too large, at most {high}")
         return value
 
     return number

@@ -317,7 +317,9 @@ def check_field(name: str, value: object) -> None:
         low = 0 if name in _ZERO_ALLOWED else 1
         high = 3 if name == "zero" else 100 if name.endswith("_pct") else MAX_DEGREE
         if not low <= value <= high:
-            raise PlanError(f"{name} must be between {low} and {high}, got {str(value)[:80]}")
+            bounded = high < MAX_DEGREE or value > high
+            expected = f"between {low} and {high}" if bounded else f"at least {low}"
+            raise PlanError(f"{name} must be {expected}, got {str(value)[:80]}")
     elif kind is bool:
         if not isinstance(value, bool):
             raise PlanError(f"{name} must be true or false, got {str(value)[:80]!r}")

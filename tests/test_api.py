@@ -111,7 +111,7 @@ def test_nothing_safe_is_an_answer_and_best_says_why() -> None:
         ({"gpus": 0}, "gpus must be a whole number"),
         ({"gpus": 2.5}, "gpus must be a whole number"),
         ({"top": 0}, "top must be"),
-        ({"global_batch_size": -1}, "global_batch_size must be between"),
+        ({"global_batch_size": -1}, "global_batch_size must be at least 1"),
         ({"memory_limit": 80}, "memory_limit must be above 0"),
         ({"precision": "int3"}, "does not train in int3"),
         ({"model": "llama3-9b"}, "llama3-8b"),

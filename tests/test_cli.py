@@ -69,7 +69,9 @@ def test_plan_prints_a_table_that_fits_80_columns() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
 def test_colour_only_on_a_terminal_and_never_with_no_color(
     environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +188,9 @@ def test_sequence_lengths_may_be_written_with_k() -> None:
         (("plan", *SMALL, "--cluster", "hgx-h10"), 1, "hgx-h100"),
         (("plan", *SMALL, "--framework", "megatron"), 1, "megatron-core"),
         (("plan", *SMALL, "--fix", "tp=3"), 1, "divisors are 1, 2, 4, 8"),
-        (("plan", *SMALL, "--fix", "tp=0"), 2, "tp must be between"),
+        (("plan", *SMALL, "--fix", "tp=0"), 2, "tp must be at least 1, got 0"),
+        (("simulate", *SMALL, "--pp", "0"), 1, "pp must be at least 1, got 0"),
+        (("simulate", *SMALL, "--pp", "9" * 12), 2, "is too large, at most"),
         (("plan", *SMALL, "--fix", "schedule=zb-1p"), 2, "did you mean zb-h1?"),
         (("plan", *SMALL, "--fix", "tp="), 2, "field=value"),
         (("plan", *SMALL, "--fix", "=="), 2, "field=value"),
