@@ -53,6 +53,10 @@ Runs of one configuration differ too, so no error can be told from noise below a
 | same layout, another release (NVIDIA dgxc-benchmarking) | median 2 %, 90th percentile 7 % |
 | same layout, another release (NVIDIA Megatron-Bridge) | median 6 %, 90th percentile 31 % |
 | same cases, a paper and its artefact (Vocabulary Parallelism) | -31 to +16 % |
+
+The table errs too: its rows of SimuMax's DeepSeek-V3 say that three of four layers are dense; the
+launch script (MooreThreads/SimuMax, `run_pretrain_deepseekv2.sh`) has one. With one, as in
+`tests/published/simumax_2025.csv`, peaks of *simumax, experts* are off by 1 % and steps by 7 %.
 """
 
 

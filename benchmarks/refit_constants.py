@@ -380,14 +380,6 @@ EXPERTS = (
         why="DeepEP's own tests reach 0.9 of the NICs",
     ),
     Constant(
-        "bandwidth of the experts' weights and tokens",
-        ("parallelsim.compute:GROUPED_MEMORY_EFFICIENCY",),
-        prior=0.80,
-        width=0.15,
-        upper=1.0,
-        why="streams of megabytes: STREAM",
-    ),
-    Constant(
         "bytes of the router for each token and expert",
         ("parallelsim.sublayers.experts:ROUTER_BYTES",),
         prior=40.0,

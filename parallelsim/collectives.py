@@ -22,6 +22,10 @@ ALL_TO_ALL_SHARE = 0.79
 PER_NODE_SHARE = 0.95
 """Of the NIC rate that rings reach: NCCL's all-to-all, and kernels that send a token to each node
 once (docs/equations.md T16)."""
+KERNEL_SPEEDUP = 1.25
+"""Inside a domain, of kernels that send a token to each rank once over NCCL's all-to-all of as many
+bytes: Hybrid-EP's own tests reach 1.17 (8 B200), 1.34 (8 GB200) and 1.20 (36 GB200) times the
+measured curves (github.com/deepseek-ai/DeepEP, docs/README_Hybrid-EP.md, kernels alone)."""
 ALL_TO_ALL_BASE_S, ALL_TO_ALL_HOP_S = 16e-6, 3.6e-6
 """Latency of an all-to-all between nodes, and added for each node (T16)."""
 TREE_STEPS_PER_LEVEL = 3.0
@@ -180,11 +184,13 @@ class Network:
         t = max( inside: c S (r - 1)/r, across: q S (k - 1)/k / (eta_a B) + alpha k ) with r ranks
         in a domain, k domains and n = r k; c = q = K, or c = n (1 - (1 - 1/n)^K) and
         q = k (1 - (1 - 1/k)^K) where a token goes to each rank, and crosses to each domain, once
-        (``per_node``), at most the share ``reached`` of them. docs/equations.md T16.
+        (``per_node``), at most the share ``reached`` of them; those kernels are
+        :data:`KERNEL_SPEEDUP` times as fast inside. docs/equations.md T16.
         """
         distinct = distinct_copies(group.num_ranks, copies)
         sent = np.where(per_node, distinct, copies)
         time = self._inside("all_to_all", sent * token_bytes, group)
+        time = np.where(per_node, time / KERNEL_SPEEDUP, time)
         for at in group.crossings:
             k, tier = at.within / at.below, at.tier
             domains = np.minimum(distinct_copies(k, copies), np.maximum(reached * k, 1.0))

@@ -27,7 +27,7 @@ STREAM_EFFICIENCY = 0.782
 GROUPED_EXPONENT = 1.5
 """How far the experts' products hide the traffic of their weights: 1 not at all, infinity fully
 (docs/equations.md T15)."""
-GROUPED_MEMORY_EFFICIENCY = 0.727
+GROUPED_MEMORY_EFFICIENCY = 0.8
 """Share of memory bandwidth of the experts' weights and tokens (docs/equations.md T15)."""
 
 
