@@ -31,7 +31,7 @@ from parallelsim.memory_states import States, states, step_bytes
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import in_flight_micro_batches
 from parallelsim.plan import PLAN_FIELDS, code
-from parallelsim.plan_batch import PlanBatch, largest
+from parallelsim.plan_batch import PlanBatch, largest, plus_scaled, scaled
 from parallelsim.stages import (
     Columns,
     StageLayers,
@@ -94,9 +94,10 @@ def stage_memory(
     allocator's (NCCL, DeepEP), which the driver counts.
     """
     facts = table.framework.memory
-    layers = stage.layers * columns.ends.copies
+    layers = scaled(stage.layers, columns.ends.copies)
     kept = (stage.layers - stage.recomputed) * saved.saved_bytes
-    kept = kept + stage.recomputed * saved.checkpoint_bytes + saved.embedding_bytes * stage.is_first
+    kept = kept + stage.recomputed * saved.checkpoint_bytes
+    kept = plus_scaled(kept, saved.embedding_bytes, stage.is_first)
     if table.first is not None or table.last is not None:
         at_ends = saved.first_bytes * stage.leading + saved.last_bytes * stage.is_last
         kept = kept + np.where(stage.recomputed > 0, 0.0, at_ends)
@@ -267,7 +268,7 @@ def each_stage(table: CostTable, plans: PlanBatch) -> tuple[FloatArray, MemoryBr
     embedding = at_ends(ends.embedding_first, ends.embedding_last)
     for at, free in stages:
         layers[plan == at], recomputed[plan == at] = free.layers, free.recomputed
-    head = np.ceil(at_ends(ends.head_first, ends.head_last))
+    head = at_ends(ends.holds_head_first, ends.holds_head_last)
     stage = Stage(index, layers, recomputed, edges, experts, embedding, head)
     stage = _with_leading(stage, table, rows, plans, columns)
     in_flight, saved = _in_flight(plans, columns, stage.position), activations(table, rows)
@@ -349,7 +350,7 @@ def _candidates(
     saved = activations(table, rows)
     layers, again = columns.layers, columns.recomputed
     zeros, ends = np.zeros(len(plans)), columns.ends
-    embedding, head = ends.embedding_first, np.ceil(ends.head_first)
+    embedding, head = ends.embedding_first, ends.holds_head_first
     experts = held.experts
     of_experts: tuple[FloatArray | float, FloatArray | float] = (0.0, 0.0)
     if experts is not None:
@@ -357,7 +358,7 @@ def _candidates(
     edges = (held.first_parameters, of_experts[0], embedding, head)
     stages = [Stage(zeros, layers.first, again.first, *edges)]
     if largest(plans.pp) > 1:
-        last, embedding, head = columns.pp - 1, ends.embedding_last, np.ceil(ends.head_last)
+        last, embedding, head = columns.pp - 1, ends.embedding_last, ends.holds_head_last
         edges = (held.last_parameters, of_experts[1], embedding, head)
         stages.append(Stage(last, layers.last, again.last, *edges))
     if largest(plans.pp) > 2:

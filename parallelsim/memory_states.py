@@ -15,7 +15,7 @@ from parallelsim.operators import IS_FP8, NARROW_BYTES, FloatArray, IntArray
 from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes, owners
 from parallelsim.pipeline import PIPEDREAM_2BW
 from parallelsim.plan import GRAD_DTYPES, PRECISIONS, code
-from parallelsim.plan_batch import PlanBatch, by_code, largest
+from parallelsim.plan_batch import PlanBatch, by_code, largest, plus_scaled, scaled
 from parallelsim.stages import Columns, leading_at_ends
 
 FP32 = code("grad_dtype", "fp32")
@@ -96,8 +96,8 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         )
         experts = ExpertStates(
             table.layer.expert_parameters.take(rows),
-            of_leading * on_first + of_last * np.ceil(ends.head_first),
-            of_leading * on_last + of_last * np.ceil(ends.head_last),
+            of_leading * on_first + of_last * ends.holds_head_first,
+            of_leading * on_last + of_last * ends.holds_head_last,
             replicas,
             *held,
         )
@@ -112,8 +112,12 @@ def states(table: CostTable, rows: IntArray, plans: PlanBatch, columns: Columns)
         gathered = _alive_bytes(facts, plans, columns, at_once, first + last, head_gradient)
     return States(
         layer_parameters,
-        first + leading * on_first + last * np.ceil(ends.head_first),
-        last * np.ceil(ends.head_last) + leading * on_last + first * np.ceil(ends.embedding_last),
+        plus_scaled(first, leading, on_first) + last * ends.holds_head_first,
+        plus_scaled(
+            plus_scaled(last * ends.holds_head_last, leading, on_last),
+            first,
+            np.ceil(ends.embedding_last),
+        ),
         *resident,
         *gathered,
         edge_optimizer_bytes(facts, plans, columns.shards, ends.copies),
@@ -190,7 +194,7 @@ def _state_bytes(
         optimizer_bytes = optimizer_bytes - saved
     if largest(plans.optimizer_offload_pct):
         optimizer_bytes = optimizer_bytes * (1 - plans.optimizer_offload_pct / 100)
-    optimizer_bytes = optimizer_bytes / owners(plans, shards * copies)
+    optimizer_bytes = optimizer_bytes / owners(plans, scaled(shards, copies))
     return parameter_bytes, gradient_bytes, optimizer_bytes
 
 
@@ -238,8 +242,8 @@ def most_parameters(held: States, columns: Columns) -> FloatArray:
     if held.adapter_parameters is not None:
         first, middle, last = columns.layers
         most = np.maximum(np.maximum(first, last), middle)
-        return most * held.adapter_parameters * columns.ends.copies
-    each, layers = held.layer_parameters * columns.ends.copies, columns.layers
+        return scaled(most * held.adapter_parameters, columns.ends.copies)
+    each, layers = scaled(held.layer_parameters, columns.ends.copies), columns.layers
     first = layers.first * each + held.first_parameters
     last = layers.last * each + held.last_parameters
     middle = layers.middle * each
@@ -249,7 +253,7 @@ def most_parameters(held: States, columns: Columns) -> FloatArray:
 def most_expert_parameters(experts: ExpertStates, columns: Columns) -> FloatArray:
     """Trained parameters of routed experts on the rank that holds most of them."""
     layers = columns.layers
-    each = experts.layer_parameters * columns.ends.copies
+    each = scaled(experts.layer_parameters, columns.ends.copies)
     first = layers.first * each + experts.first_parameters
     last = layers.last * each + experts.last_parameters
     return np.maximum(np.maximum(first, last), layers.middle * each)

@@ -10,7 +10,7 @@ from parallelsim.costs import CostTable
 from parallelsim.framework import MemoryFacts
 from parallelsim.operators import FP32, IS_FP8, FloatArray
 from parallelsim.plan import code
-from parallelsim.plan_batch import PlanBatch, by_code, largest
+from parallelsim.plan_batch import PlanBatch, by_code, largest, scaled
 
 MXFP8 = code("precision", "mxfp8")
 MUON = code("optimizer", "muon")
@@ -49,7 +49,7 @@ def edge_optimizer_bytes(
         return 0.0
     added = facts.optimizer_bytes * (1 - by_code(OPTIMIZER_STATE_FRAC, plans.optimizer))
     shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
-    added = added / owners(plans, shards * copies)
+    added = added / owners(plans, scaled(shards, copies))
     return np.where(plans.optimizer == MUON, added, 0.0)
 
 

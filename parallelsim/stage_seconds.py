@@ -8,7 +8,7 @@ from parallelsim.costs import CostTable
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.pipeline import INTERLEAVED, PLAIN, StageSeconds
 from parallelsim.pipeline_paths import ChunkSeconds, Operations
-from parallelsim.plan_batch import PlanBatch, largest
+from parallelsim.plan_batch import PlanBatch, largest, plus_scaled
 from parallelsim.stages import (
     BOTH,
     LOSS,
@@ -48,9 +48,9 @@ def stage_seconds(
         forward_first = forward_first + on_first * each * forward
         forward_last = forward_last + on_last * each * forward
     return StageSeconds(
-        first=first + (embedding * ends.embedding_first + head * ends.head_first),
+        first=first + plus_scaled(head * ends.head_first, embedding, ends.embedding_first),
         middle=middle * layer_s + again.middle * forward_s,
-        last=last + (embedding * ends.embedding_last + head * ends.head_last),
+        last=last + plus_scaled(head * ends.head_last, embedding, ends.embedding_last),
         forward_first=forward_first + head_forward * ends.head_first,
         forward_middle=middle * forward_s,
         forward_last=forward_last,

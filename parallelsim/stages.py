@@ -249,20 +249,23 @@ def chunk_layers(num_layers: int, plans: PlanBatch) -> StageLayers:
 
 
 class Ends(NamedTuple):
-    """Share of the micro-batches whose embedding and head a rank runs, and copies of the weights;
-    of shape [P], or one number for all plans.
+    """Share of the micro-batches whose embedding and head a rank runs, whether it holds the head's
+    weights, and copies of the weights; of shape [P], or one number for all plans.
     """
 
     embedding_first: FloatArray | float
     embedding_last: FloatArray | float
     head_first: FloatArray
     head_last: FloatArray
+    holds_head_first: FloatArray
+    holds_head_last: FloatArray
     copies: FloatArray | float
 
 
 def _ends(plans: PlanBatch, is_single: FloatArray, *, special: bool) -> Ends:
     if not special:
-        return Ends(1.0, 0.0, is_single, 1 - is_single, 1.0)
+        others = 1 - is_single
+        return Ends(1.0, 0.0, is_single, others, is_single, others, 1.0)
     wave, two_way = (by_code(kind, plans.schedule) for kind in (IS_WAVE, IS_TWO_WAY))
     head_first = np.where(wave, 1.0, np.where(two_way, 0.5, is_single))
     return Ends(
@@ -270,6 +273,8 @@ def _ends(plans: PlanBatch, is_single: FloatArray, *, special: bool) -> Ends:
         np.where(two_way, 0.5, 0.0),
         head_first,
         1 - head_first,
+        np.ceil(head_first),
+        np.ceil(1 - head_first),
         np.where(two_way, 2.0, 1.0),
     )
 

@@ -29,7 +29,7 @@ from parallelsim.memory_states import (
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
 from parallelsim.optimizers import optimizer_time
 from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
-from parallelsim.plan_batch import PlanBatch, by_code, largest, one_if_equal
+from parallelsim.plan_batch import PlanBatch, by_code, largest, one_if_equal, scaled
 from parallelsim.sharded import shard_ranks, sharded_exposed
 from parallelsim.stage_seconds import schedule_seconds
 from parallelsim.stages import Columns, leading_at_ends
@@ -216,7 +216,7 @@ def _synchronized(
     framework, m = table.framework, columns.num_micro_batches
     pp, vpp = columns.pp, columns.vpp
     parameters = most_parameters(held, columns)
-    holders = columns.shards * columns.ends.copies
+    holders = scaled(columns.shards, columns.ends.copies)
     owners = shard_ranks(plans, holders)
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
@@ -244,7 +244,7 @@ def _synchronized(
     optimizer = optimizer_time(table, parameters, owners, plans)
     if held.experts is not None and held.adapter_parameters is None:
         of_experts, ranks = most_expert_parameters(held.experts, columns), held.experts.replicas
-        ranks = ranks * columns.ends.copies
+        ranks = scaled(ranks, columns.ends.copies)
         gathered = gathered_expert_bytes(held.experts, plans, columns)
         more = synchronized(of_experts, gathered, ranks, plans.ep * plans.etp)
         reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
