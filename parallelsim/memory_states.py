@@ -259,9 +259,11 @@ def most_expert_parameters(experts: ExpertStates, columns: Columns) -> FloatArra
     return np.maximum(np.maximum(first, last), layers.middle * each)
 
 
-def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -> FloatArray:
-    """Bytes of all parameters of the rank that holds most, in the format in which they are
-    gathered, shape [P].
+def gathered_parameter_bytes(
+    held: States, plans: PlanBatch, columns: Columns, most: FloatArray
+) -> FloatArray:
+    """Bytes of all parameters of the rank that holds most, of :func:`most_parameters`, in the
+    format in which they are gathered, shape [P].
 
     16 bits (fp32: 32). Layers whose weights are kept in fp8 alone: one byte, the embedding and the
     output matrix still two. mxfp8 is scaled along rows and along columns, so it gathers 16 bits and
@@ -270,7 +272,7 @@ def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -
     """
     wide = by_code(PARAMETER_WIDTH, plans.precision)
     if not largest(plans.fp8_param_gather):
-        return wide * most_parameters(held, columns)
+        return wide * most
     narrow = gathered_width(plans)
     in_bytes = held._replace(
         layer_parameters=narrow * held.layer_parameters,
@@ -278,11 +280,6 @@ def gathered_parameter_bytes(held: States, plans: PlanBatch, columns: Columns) -
         last_parameters=wide * held.last_parameters,
     )
     return most_parameters(in_bytes, columns)
-
-
-def gathered_expert_bytes(experts: ExpertStates, plans: PlanBatch, columns: Columns) -> FloatArray:
-    """The same of routed experts."""
-    return gathered_width(plans) * most_expert_parameters(experts, columns)
 
 
 def gathered_width(plans: PlanBatch) -> FloatArray:

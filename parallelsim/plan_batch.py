@@ -156,18 +156,20 @@ def one_if_equal(values: NDArray[Any]) -> NDArray[Any]:
     return values[:1] if (values == values[:1]).all() else values
 
 
-def scaled(values: NDArray[Any], share: NDArray[Any] | float) -> NDArray[Any]:
+def scaled(values: NDArray[np.float64], share: NDArray[np.float64] | float) -> NDArray[np.float64]:
     """``values * share``, without the product where all plans have the share 1."""
     return values if isinstance(share, float) and share == 1 else values * share
 
 
 def plus_scaled(
-    total: NDArray[Any] | float, values: NDArray[Any] | float, share: NDArray[Any] | float
-) -> NDArray[Any]:
+    total: NDArray[np.float64],
+    values: NDArray[np.float64] | float,
+    share: NDArray[np.float64] | float,
+) -> NDArray[np.float64]:
     """``total + values * share``, without the sum where all plans have the share 0."""
     if isinstance(share, float) and share == 0:
-        return np.asarray(total)
-    return np.asarray(total + scaled(np.asarray(values), share))
+        return total
+    return total + scaled(np.asarray(values), share)
 
 
 def by_code(values: NDArray[Any], codes: IntArray) -> NDArray[Any]:

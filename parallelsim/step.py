@@ -21,8 +21,8 @@ from parallelsim.exposure import (
 from parallelsim.memory_states import (
     GRADIENT_WIDTH,
     States,
-    gathered_expert_bytes,
     gathered_parameter_bytes,
+    gathered_width,
     most_expert_parameters,
     most_parameters,
 )
@@ -218,6 +218,8 @@ def _synchronized(
     parameters = most_parameters(held, columns)
     holders = scaled(columns.shards, columns.ends.copies)
     owners = shard_ranks(plans, holders)
+    micro_batch_s = steady_s / m
+    num_layers = np.maximum(np.maximum(*columns.layers[:2]), columns.layers.last)
     interleaved = plans.schedule == INTERLEAVED
     window = np.where(interleaved, np.minimum(pp, m) * (vpp - 1) / vpp, 1.0)
 
@@ -234,18 +236,18 @@ def _synchronized(
             zero=plans.zero,
             overlap_grad_reduce=plans.overlap_grad_reduce,
             overlap_param_gather=plans.overlap_param_gather,
-            micro_batch_s=steady_s / m,
+            micro_batch_s=micro_batch_s,
             window=window,
-            num_layers=np.maximum(np.maximum(*columns.layers[:2]), columns.layers.last),
+            num_layers=num_layers,
         )
 
-    gathered = gathered_parameter_bytes(held, plans, columns)
+    gathered = gathered_parameter_bytes(held, plans, columns, parameters)
     reduce_s, gather_s = synchronized(parameters, gathered, holders, plans.tp)
     optimizer = optimizer_time(table, parameters, owners, plans)
     if held.experts is not None and held.adapter_parameters is None:
         of_experts, ranks = most_expert_parameters(held.experts, columns), held.experts.replicas
         ranks = scaled(ranks, columns.ends.copies)
-        gathered = gathered_expert_bytes(held.experts, plans, columns)
+        gathered = gathered_width(plans) * of_experts
         more = synchronized(of_experts, gathered, ranks, plans.ep * plans.etp)
         reduce_s, gather_s = reduce_s + more.reduce_s, gather_s + more.gather_s
         owners = shard_ranks(plans, ranks)
