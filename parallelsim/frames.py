@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +34,8 @@ FIGURES = (
     "feasible",
 )
 """Columns of one number a plan, as ``--json`` names them."""
+MOST_SHOWN = 100
+"""Plans of a table in notebooks and consoles."""
 DEGREES = ("tp", "cp", "pp", "vpp", "ep", "dp")
 
 
@@ -99,21 +102,35 @@ def plans_html(predictions: Predictions, words: Sequence[str] = ()) -> str:
     """The plans in order as an HTML table under a caption, then paragraphs of ``words``; of a
     single plan the terms of its step too. Names are escaped.
     """
+    text = _table(*_plans(predictions))
+    if len(predictions.plans) == 1:
+        text += _table("The step, term by term", ["term", "time", "share"], _terms(predictions))
+    return text + "".join(f"<p>{html.escape(line)}</p>" for line in words)
+
+
+def plans_text(predictions: Predictions, words: Sequence[str] = ()) -> str:
+    """The plans in order as lines of text, for consoles; then ``words``."""
+    caption, header, rows = _plans(predictions)
+    lines = [header, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = [" ".join(map(str.rjust, line, widths)) for line in lines]
+    return "\n".join([caption, *table, *words])
+
+
+def _plans(predictions: Predictions) -> tuple[str, list[str], list[list[object]]]:
+    """Caption, header and rows."""
     where = f"{predictions.cluster.num_gpus} x {predictions.cluster.accelerator.name}"
     header = ["#", *DEGREES, "micro-batch", "zero", "recompute", "schedule", "layout"]
     header += ["step", "80 % between", "tokens/s/GPU", "MFU", "GiB", "memory", "zone"]
-    plans = list(predictions.plans)
-    numbers = zip(*(getattr(predictions, name) for name in _SHOWN), strict=True)
+    columns = (getattr(predictions, name) for name in _SHOWN)
+    each = zip(islice(predictions.plans, MOST_SHOWN), predictions.zones, *columns, strict=False)
     rows = [
-        [*_plan_cells(rank, plan), *_number_cells(*row), zone]
-        for rank, (plan, row, zone) in enumerate(
-            zip(plans, numbers, predictions.zones, strict=True), 1
-        )
+        [*_plan_cells(rank, plan), *_number_cells(*numbers), zone]
+        for rank, (plan, zone, *numbers) in enumerate(each, 1)
     ]
-    text = _table(f"{predictions.model.name} on {where}", header, rows)
-    if len(plans) == 1:
-        text += _table("The step, term by term", ["term", "time", "share"], _terms(predictions))
-    return text + "".join(f"<p>{html.escape(line)}</p>" for line in words)
+    number = len(predictions.plans)
+    more = f", the first {len(rows)} of {number:,} plans" if number > len(rows) else ""
+    return f"{predictions.model.name} on {where}{more}", header, rows
 
 
 _SHOWN = (

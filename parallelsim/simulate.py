@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from parallelsim.cluster import ClusterSpec
 from parallelsim.compute import peak_flops
 from parallelsim.costs import CostTable
-from parallelsim.frames import data_frame, plans_html
+from parallelsim.frames import data_frame, plans_html, plans_text
 from parallelsim.framework import FrameworkSpec
 from parallelsim.memory import MemoryBreakdown, each_stage, fullest_stage, peak_memory
 from parallelsim.memory_states import States, states
@@ -100,6 +100,9 @@ class Simulation:
     def to_frame(self) -> Any:
         """One row a plan: :func:`parallelsim.frames.data_frame`; needs pandas."""
         return data_frame(self)
+
+    def __repr__(self) -> str:
+        return plans_text(self)
 
     def _repr_html_(self) -> str:
         return plans_html(self)

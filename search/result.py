@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallelsim.errors import NoFeasiblePlanError
-from parallelsim.frames import plans_html
+from parallelsim.frames import plans_html, plans_text
 from parallelsim.plan import Plan
 from parallelsim.simulate import Simulation
 
@@ -92,6 +92,9 @@ class SearchResult:
         frame = self._both.to_frame()
         frame.insert(0, "rank", range(1, len(frame) + 1))
         return frame
+
+    def __repr__(self) -> str:
+        return plans_text(self._both, [self._account])
 
     def _repr_html_(self) -> str:
         return plans_html(self._both, [self._account])

@@ -97,6 +97,15 @@ def test_notebook_tables_escape_names(result: ps.SearchResult) -> None:
     assert text.count("<table>") == text.count("</table>") == 2
 
 
+def test_consoles_show_a_table(result: ps.SearchResult) -> None:
+    lines = repr(result).splitlines()
+    assert lines[0] == "llama3-8b on 16 x h100-80gb-sxm"
+    assert len(lines) == 3 + len(result.plans) + len(result.faster_but_tight)
+    assert len({len(line) for line in lines[1:-1]}) == 1
+    assert lines[2].split()[:3] == ["1", str(result.best.tp), str(result.best.cp)]
+    assert lines[-1].startswith(f"{result.num_candidates:,} candidates: ")
+
+
 def test_nothing_safe_is_an_answer_and_best_says_why() -> None:
     result = ps.plan("llama3-8b", 1)
     assert len(result.plans) == 0
