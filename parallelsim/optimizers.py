@@ -28,7 +28,8 @@ HOST_ADAM_BYTES = 28.0
 read, all but the gradient written."""
 HOST_MEMORY_EFFICIENCY = 0.43
 """Share of the CPUs' peak memory rate that their Adam reaches: 10 B parameters in 2.57 s on two
-Xeon Platinum 8168 of 256 GB/s (arXiv:2101.06840 section 6, CPU-Adam)."""
+Xeon Platinum 8168 of 256 GB/s (arXiv:2101.06840 section 6, CPU-Adam). The paper's table was not
+checked again: an assumption."""
 CAST_BYTES = 4.0
 """For each resident parameter: the 16-bit copy and its source."""
 CAST_BYTES_FP8 = 6.0
