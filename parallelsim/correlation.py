@@ -5,8 +5,9 @@ wrong together, and their order is surer than their intervals, taken alone, let 
 
 s_ik the share of cause k in the step of plan i, x_k the log of the factor by which that cause is
 mispredicted, N(0, sd_k^2); f a smooth function of the plan's degrees z_i (a Gaussian process), e_i
-what is the plan's own. The covariance of two plans follows; :func:`interval_covariance` fits it so
-that each plan alone keeps the interval of its regime (:mod:`parallelsim.uncertainty`).
+what is the plan's own, more where kernels wait for the CPU. The covariance of two plans follows;
+:func:`interval_covariance` fits it so that each plan alone keeps the interval of its regime
+(:mod:`parallelsim.uncertainty`).
 
 Neglects: the second order of the factors; that communication hides behind slower computation.
 """
@@ -34,10 +35,17 @@ COMMUNICATION_SD = 0.35
 CAUSE_SD = np.array([COMPUTE_SD] * 4 + [COMMUNICATION_SD] * 5)
 """Standard deviations of x_k before any run, in the order of ``CAUSES``. Measured groups of plans
 are as likely with these as with half or twice of them."""
-SMOOTH_SD, OWN_SD = 0.08, 0.04
-"""Of f and of e. With these, the plan predicted fastest of a measured group, sources weighing
-equally, is the fastest in 41 % of them, and P(best) says 44 %; larger ones are a little likelier,
-smaller ones too sure (``parallelsim validate`` prints the counts)."""
+SMOOTH_SD, OWN_SD = 0.06, 0.04
+"""Of f and of e where no kernel waits for the CPU."""
+LAUNCH_FACTOR = 20.0
+"""e of a plan whose kernels wait for the CPU: its standard deviation is ``OWN_SD (1 + LAUNCH_FACTOR
+s_launch)``. Kernels too short to hide their launch are predicted less closely, in each plan
+otherwise.
+
+Both are chosen by the log and Brier scores of P(best) on measured groups of plans; chosen anew with
+a source left out, they improve the scores of what is left out too. The plan predicted fastest of a
+group, sources weighing equally, is the fastest in 43 % of them, and P(best) says 47 %
+(``parallelsim validate`` prints the counts)."""
 SMOOTH_LENGTH = 0.5
 """Doublings of a degree over which f changes."""
 TIE_QUANTILE = 0.8416
@@ -93,7 +101,8 @@ def covariance(shares: FloatArray, plans: PlanBatch) -> FloatArray:
     """Of ln(measured / predicted) between plans before any run, by the priors alone; [P, P]."""
     by_cause = (shares * CAUSE_SD**2) @ shares.T
     smooth = SMOOTH_SD**2 * nearness(plans, plans)
-    return np.asarray(by_cause + smooth + OWN_SD**2 * np.eye(len(plans)))
+    own = OWN_SD * (1 + LAUNCH_FACTOR * shares[:, CAUSES.index("launch")])
+    return np.asarray(by_cause + smooth + np.diag(own**2))
 
 
 def interval_covariance(
