@@ -21,11 +21,12 @@ HYBRID = code("cp_comm_type", "a2a+p2p")
 
 def wrong_hybrid_sizes(c: Context, p: PlanBatch) -> BoolArray | bool:
     """cp_a2a without the hybrid, or one that leaves no ring or no exchange."""
-    hybrid = (p.cp_comm_type == HYBRID) & (p.cp > 1)
-    inside = (p.cp_a2a > 1) & (p.cp_a2a < p.cp) & (p.cp % np.maximum(p.cp_a2a, 1) == 0)
-    if not hybrid.any() and (p.cp_a2a == 1).all():
-        return False
-    broken: BoolArray = np.where(hybrid, ~inside, p.cp_a2a != 1)
+    broken: BoolArray = p.cp_a2a != 1
+    hybrid = np.flatnonzero((p.cp_comm_type == HYBRID) & (p.cp > 1))
+    if not hybrid.size:
+        return broken if broken.any() else False
+    cp, inside = p.cp.take(hybrid), np.maximum(p.cp_a2a.take(hybrid), 1)
+    broken[hybrid] = (inside == 1) | (inside >= cp) | (cp % inside != 0)
     return broken
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from parallelsim import rule_schedules as schedules
 from parallelsim.plan import MAX_DEGREE, IntArray, Plan, code
-from parallelsim.plan_batch import PlanBatch, one_if_equal
+from parallelsim.plan_batch import PlanBatch, by_code, one_if_equal
 from parallelsim.rule_context import BoolArray, Context, Rule, by_value
 from parallelsim.rule_schedules import FIRST_LAST, FREE
 
@@ -23,7 +23,7 @@ SELECTIVE = code("recompute", "selective")
 
 def layers_uneven(c: Context, p: PlanBatch) -> BoolArray:
     """Layers, counted as the layout says, do not divide over the virtual stages."""
-    num_layers, extra = c.model.num_layers, np.array(EXTRA_LAYERS)[p.layout]
+    num_layers, extra = c.model.num_layers, by_code(np.array(EXTRA_LAYERS), p.layout)
     # One key for (chunks, extra): chunks beyond num_layers + 2 are all alike, they never divide.
     key = np.minimum(c.chunks, num_layers + 3) * 3 + extra
 
@@ -50,9 +50,9 @@ def first_last_wrong(c: Context, p: PlanBatch) -> BoolArray:
     broken: BoolArray = ~chosen & ((p.first_stage_layers | p.last_stage_layers) != 0)
     index = np.flatnonzero(chosen)
     if index.size:
-        first, last = p.first_stage_layers[index], p.last_stage_layers[index]
-        vpp = one_if_equal(np.maximum(p.vpp[index], 1))
-        between = one_if_equal(p.pp[index] - 2)
+        first, last = p.first_stage_layers.take(index), p.last_stage_layers.take(index)
+        vpp = one_if_equal(np.maximum(p.vpp.take(index), 1))
+        between = one_if_equal(p.pp.take(index) - 2)
         rest = c.model.num_layers - first - last
         each = rest // np.maximum(between, 1)
         fits = (first > 0) & (last > 0) & ((rest > 0) == (between > 0)) & (rest >= 0)
@@ -110,23 +110,24 @@ def recompute_beyond_chunk(c: Context, p: PlanBatch) -> BoolArray | bool:
     index = np.flatnonzero(broken)
     if not index.size:
         return False
-    layout, asked = p.layout[index], p.recompute_num_layers[index]
-    chunks = np.minimum(c.chunks[index], MAX_DEGREE)
-    layers = c.model.num_layers + np.array(EXTRA_LAYERS)[layout]
+    layout, asked = p.layout.take(index), p.recompute_num_layers.take(index)
+    chunks = np.minimum(c.chunks.take(index), MAX_DEGREE)
+    layers = c.model.num_layers + np.array(EXTRA_LAYERS).take(layout)
     # With two virtual stages, embedding and loss leave each of them one layer short.
     layers -= 2 * ((layout == EMBEDDING_LOSS) & (chunks == 2))
     beyond = asked * chunks > layers
-    uneven = layout == FIRST_LAST
-    if uneven.any():
-        first, last = p.first_stage_layers[index], p.last_stage_layers[index]
-        between = one_if_equal(np.maximum(p.pp[index] - 2, 1))
+    uneven = np.flatnonzero(layout == FIRST_LAST)
+    if uneven.size:
+        at = index.take(uneven)
+        first, last = p.first_stage_layers.take(at), p.last_stage_layers.take(at)
+        between = one_if_equal(np.maximum(p.pp.take(at) - 2, 1))
         middle = np.maximum(c.model.num_layers - first - last, 0) // between
         largest = np.maximum(np.maximum(first, last), middle)
-        beyond = np.where(uneven, asked * p.vpp[index] > largest, beyond)
+        beyond[uneven] = asked.take(uneven) * p.vpp.take(at) > largest
     if (layout == FREE).any():
         most = np.array([max(cut, default=0) for cut in p.cuts])[p.chunk_layers[index]]
         beyond = np.where(layout == FREE, asked > most, beyond)
-    broken[index] = beyond | (p.recompute[index] != FULL)
+    broken[index] = beyond | (p.recompute.take(index) != FULL)
     return broken
 
 

@@ -109,10 +109,12 @@ def step_breakdown(
 
     def of_layers(name: str) -> FloatArray:
         """Of the slowest stage's layers, with leading and multi-token-prediction ones."""
-        seconds: FloatArray = layers * getattr(layer, name)[rows]
+        seconds: FloatArray = layers * getattr(layer, name).take(rows)
         if table.first is None and table.last is None:
             return seconds
-        more = [0.0 if x is None else getattr(x, name)[rows] for x in (table.first, table.last)]
+        more = [
+            0.0 if x is None else getattr(x, name).take(rows) for x in (table.first, table.last)
+        ]
         on_ends = (
             more[0] * leading[0] / ends.copies + more[1] * ends.head_first,
             more[0] * leading[1] / ends.copies + more[1] * ends.head_last,
