@@ -12,6 +12,8 @@ _DEEPSPEED_KEY = re.compile(
     r'"(train_batch_size|train_micro_batch_size_per_gpu|zero_optimization)"\s*:'
 )
 _NANOTRON_SECTION = re.compile(r"^(parallelism|tokens|model):", re.M)
+_BRIDGE_IMPORT = re.compile(r"^from megatron\.bridge\b", re.M)
+_BRIDGE_FIELD = re.compile(r"^cfg\.model\.\w+ *=", re.M)
 _ACCELERATE_KEY = re.compile(r"^distributed_type:", re.M)
 
 
@@ -35,6 +37,11 @@ def is_accelerate(text: str) -> bool:
 def is_nanotron(text: str) -> bool:
     """The text has sections as nanotron's configurations have them."""
     return len(set(_NANOTRON_SECTION.findall(text))) == 3
+
+
+def is_bridge(text: str) -> bool:
+    """The text is a program that imports Megatron-Bridge and changes a configuration of its."""
+    return bool(_BRIDGE_IMPORT.search(text) and _BRIDGE_FIELD.search(text))
 
 
 def is_megatron_log(text: str) -> bool:

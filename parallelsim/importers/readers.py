@@ -58,6 +58,7 @@ CONFIGURATIONS = (
     Reader("DeepSpeed JSON", marks.is_deepspeed, "deepspeed.import_deepspeed", _PROGRAMS),
     Reader("accelerate YAML", marks.is_accelerate, "accelerate.import_accelerate", _PROGRAMS),
     Reader("nanotron YAML", marks.is_nanotron, "nanotron.import_nanotron"),
+    Reader("Megatron-Bridge program", marks.is_bridge, "bridge.import_bridge"),
 )
 _LOGS = (
     Reader("Megatron-LM log", marks.is_megatron_log, "logs.import_megatron_log"),
