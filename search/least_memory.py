@@ -54,12 +54,16 @@ def least_memory(
     best = Best(SPARE * top_k, SPARE, all_variants)
     while True:
         _offer_all(best, space, table, below_s, fastest.memory_limit)
-        found = Simulation.concatenate([replays.run(best.plans), fastest])
-        found = found.take(found.step_time_s <= below_s)
-        ranked = _ranking(found, top_k, all_variants)
+        found = replays.run(best.plans)
+        passing = found.step_time_s <= below_s
+        known = fastest.take(fastest.step_time_s <= below_s)
+        ranked = _ranking(Simulation.concatenate([found.take(passing), known]), top_k, all_variants)
         last = float(ranked.peak_memory_bytes[-1]) if len(ranked) == top_k else math.inf
-        dropped = min(best.limit, float(best.complete_below().min(initial=math.inf)))
-        if dropped >= last or best.keep * best.each >= MOST_KEPT:
+        groups = variant_groups(best.plans, all_variants)
+        least = np.full(len(groups), last)  # by group, of the variants that are fast enough
+        np.minimum.at(least, groups[passing], found.peak_memory_bytes[passing])
+        is_complete = best.limit >= last and (best.complete_below() >= least[groups]).all()
+        if is_complete or best.keep * best.each >= MOST_KEPT:
             return ranked
         best = Best(SPARE * best.keep, SPARE * best.each, all_variants)
 

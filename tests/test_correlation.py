@@ -14,13 +14,17 @@ from parallelsim import Plan, Simulation, load_cluster, load_framework, load_mod
 from parallelsim.cli import main
 from parallelsim.correlation import (
     CAUSES,
+    LAUNCH_FACTOR,
+    OWN_SD,
     cause_seconds,
     cause_shares,
+    covariance,
     interval_covariance,
     joint_draws,
     p_best,
     trust,
 )
+from parallelsim.plan_batch import PlanBatch
 from parallelsim.ranked_groups import p_best_reliability, ranked_groups
 from parallelsim.replay import replayed
 from parallelsim.report.trust import rank_words
@@ -112,6 +116,20 @@ def test_plan_marks_ties_and_json_has_the_probabilities() -> None:
     assert [cell for cell in table if cell.rstrip("=").isdigit()][:4] == shown
     assert f"{rank_words(tied)} tie" in text
     assert "P(best)" in text
+
+
+def test_plans_that_wait_for_the_cpu_differ_more_in_their_errors() -> None:
+    """Of two plans with the same shares and degrees only what is their own differs."""
+    plans = PlanBatch.from_plans([Plan(), Plan()])
+    spread = []
+    for waiting in (0.0, 0.1):
+        shares = np.zeros((2, len(CAUSES)))
+        shares[:, CAUSES.index("launch")] = waiting
+        shares[:, CAUSES.index("gemm")] = 1 - waiting
+        errors = covariance(shares, plans)
+        spread.append(errors[0, 0] + errors[1, 1] - 2 * errors[0, 1])
+    own = OWN_SD * np.array([1.0, 1 + 0.1 * LAUNCH_FACTOR])
+    assert spread == pytest.approx(2 * own**2)
 
 
 def test_rank_words_join_neighbours() -> None:
