@@ -42,7 +42,7 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fp16", {"optimizer": "sgd", "recompute": "full"}),
 )
 """Precision, and what is fixed."""
-PLANS_OF_A_KIND = 10
+PLANS_OF_A_KIND = 6
 
 
 def some_plans(space: SearchSpace, count: int, seed: str) -> Iterator[Plan]:
