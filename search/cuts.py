@@ -101,25 +101,27 @@ def _least(
 
 
 def fastest_cuts(replays: Replays, plans: PlanBatch, below_s: float) -> Simulation:
-    """The fastest safe plan of each family, of those that may be faster than ``below_s``.
+    """The fastest safe plan of each row, of those that may be faster than ``below_s``: of each
+    family where every variant is ranked, else of the variants of one another.
 
-    Of each family the plan with the least bound is replayed first, then those whose bounds are
-    below its time.
+    Of each row the plan with the least bound is replayed first, then those whose bounds are below
+    its time.
     """
+    key_of = family if replays.all_variants else way
     cut = replays.simulated(plans)
     cut = cut.take(cut.obeys_rules & (cut.zone == 0))
     least = least_cut_step_time(replays.table, cut.plans)
-    families = [family(cut.plans, i) for i in range(len(cut))]
+    keys = [key_of(cut.plans, i) for i in range(len(cut))]
     left = [i for i in np.argsort(least, kind="stable").tolist() if least[i] < below_s]
-    first = {families[i]: i for i in reversed(left)}
+    first = {keys[i]: i for i in reversed(left)}
     done = list(first.values())
     found = replays.replayed(cut.take(np.array(done, np.int64)))
     best = dict(zip(first, found.step_time_s.tolist(), strict=True))
-    more = [i for i in left if i not in done and least[i] < min(below_s, best[families[i]])]
+    more = [i for i in left if i not in done and least[i] < min(below_s, best[keys[i]])]
     found = Simulation.concatenate([found, replays.replayed(cut.take(np.array(more, np.int64)))])
     fastest: dict[Family, int] = {}
     for place in np.lexsort([np.array(done + more), found.step_time_s]).tolist():
-        fastest.setdefault(families[(done + more)[place]], place)
+        fastest.setdefault(keys[(done + more)[place]], place)
     return found.take(np.array(list(fastest.values()), np.int64))
 
 

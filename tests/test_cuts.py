@@ -71,7 +71,7 @@ def test_no_replay_of_a_cut_is_below_its_bound_and_the_fastest_of_each_family_is
     for i in np.flatnonzero(exact.obeys_rules & (exact.zone == 0)).tolist():
         key = family(plans, i)
         best[key] = min(best.get(key, np.inf), float(exact.step_time_s[i]))
-    replays = Replays(space, table, 0.8)
+    replays = Replays(space, table, 0.8, all_variants=True)
     found = fastest_cuts(replays, plans, np.inf)
     fastest = {family(found.plans, i): float(t) for i, t in enumerate(found.step_time_s)}
     assert fastest == best
