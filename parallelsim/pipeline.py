@@ -207,7 +207,8 @@ def _one_f_one_b_time(
     drain. The maximum is over the first, second, last but one, and last stage: along equal middle
     stages the expression is convex in s, so that its largest value is at an end. Equal stages:
     bubble (p - 1) tau (arXiv:2104.04473 section 2.2.1). Exact for one slower stage at either end.
-    Error: median 0, worst 1 %.
+    Error: median 0, worst 1 % of plans as they occur; with a last stage half as long as the middle
+    ones and a longer first one up to 5 %, and 10 % with fewer than 2 p micro-batches.
     """
     after_first = _after_first(stages, pp)
     before_last = stages.first + after_first - stages.last
