@@ -150,7 +150,7 @@ def test_arguments_of_megatron_are_read_as_its_script(prefix: str) -> None:
     assert (run.num_gpus, run.model) == (2048, script.model)
     assert (run.not_modelled, run.unknown) == (
         (),
-        ("--bert-binary-head", "--virtual-pipeline-model-parallel-size", "--world-size"),
+        ("--bert-binary-head", "--virtual-pipeline-model-parallel-size"),
     )
 
 

@@ -205,11 +205,13 @@ def test_layers_that_the_catalogue_does_not_have_become_a_model_of_their_own() -
         ),
         (f"{BARE} --micro-batch-size 2", "--micro-batch-size: given twice, with '1' and '2'"),
         (f"{BARE} --fp16", "--fp16: contradicts --bf16"),
+        (f"{BARE} --use-torch-fsdp2", "--use-torch-fsdp2: is not modelled"),
         (f"{BARE} --squared-relu", "--swiglu: contradicts --squared-relu"),
         (f"{BARE} --fp8-recipe exotic", "--fp8-recipe: expected delayed, tensorwise"),
         (f"{BARE} --pipeline-model-parallel-layout Et|x", "letters E t m L"),
         (BARE.replace("--num-layers 32", "--num-layers many"), "expected a whole number"),
         (BARE.replace("--num-layers 32", "--num-layers 31"), "states no --vocab-size"),
+        ('[model]\nname = "llama3"', "a TOML of torchtitan [model] and [training]"),
         ("echo hello", "starts no Python program with --num-layers"),
         (
             f"a pretrain_gpt.py {BARE}\nb pretrain_gpt.py {BARE} --bf16 -x",

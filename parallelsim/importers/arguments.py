@@ -73,7 +73,7 @@ NOT_MODELLED = (
     *("--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion"),
     *("--no-overlap-p2p-communication", "--overlap-p2p-communication-warmup-flush"),
     *("--overlap-param-gather-with-optimizer-step", "--pipeline-model-parallel-comm-backend"),
-    *("--tp-comm-overlap-cfg", "--tp-comm-split-ag", "--use-nccl-ub", "--use-torch-fsdp2"),
+    *("--tp-comm-overlap-cfg", "--tp-comm-split-ag", "--use-nccl-ub"),
     *("--use-tp-pp-dp-mapping", "--no-async-tensor-model-parallel-allreduce"),
     *("--partition-activations", "--cpu-optimizer"),
 )

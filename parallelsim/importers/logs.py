@@ -78,9 +78,10 @@ def import_megatron_log(
     for line in text[starts[-1] : end].splitlines():
         if match := _ARGUMENT.search(line.rstrip()):
             name, value = match.groups()
-            words += _flag(name, value.strip())
             if name == "world_size" and value.isdigit():
                 world_size = int(value)
+            else:
+                words += _flag(name, value.strip())
     stated = any(word in ("--vocab-size", "--padded-vocab-size") for word in words)
     if (size := _VOCABULARY.search(text, end)) and not stated:
         words += ["--vocab-size", size[1]]

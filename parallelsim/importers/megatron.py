@@ -116,6 +116,11 @@ def _run_words(
     if not script.found:
         why = f" ({script.notes[0]})" if script.notes else ""
         message = f"starts no Python program with {_WANTED[0]} or {_WANTED[1]}{why}"
+        if text.lstrip().startswith(("{", "[")):
+            message = (
+                "no configuration that is read: a JSON of DeepSpeed has train_batch_size or "
+                "zero_optimization, a TOML of torchtitan [model] and [training] or [parallelism]"
+            )
         raise SpecError(message, file=file)
     command, *others = script.found
     if any(other.words != command.words for other in others):

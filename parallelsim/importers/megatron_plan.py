@@ -109,6 +109,8 @@ def _precision(arguments: Arguments) -> dict[str, Any]:
 def _sharding(arguments: Arguments, precision: str) -> dict[str, Any]:
     if arguments.has("--deepspeed"):
         return {"zero": _deepspeed_stage(arguments, precision)}
+    if arguments.has("--use-torch-fsdp2"):  # shards what "not modelled" would take as replicated
+        raise arguments.error("--use-torch-fsdp2", "is not modelled; --use-megatron-fsdp is")
     zero = int(arguments.has("--use-distributed-optimizer"))
     strategy = arguments.choice("--data-parallel-sharding-strategy", tuple(_SHARDING), "no_shard")
     if arguments.has("--use-megatron-fsdp"):

@@ -60,7 +60,8 @@ class Settings:
             raise self.error(key, "is needed")
         is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
         if not is_whole or isinstance(value, bool):
-            raise self.error(key, f"expected a whole number, got {shown(value)}")
+            hint = "; write what the program puts there" if value == "auto" else ""
+            raise self.error(key, f"expected a whole number, got {shown(value)}{hint}")
         if not low <= value <= MAX_WHOLE:
             raise self.error(key, f"expected {low} to {MAX_WHOLE}, got {shown(value)}")
         return int(value)
