@@ -17,16 +17,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from parallelsim.search.bounds import least_step_time
+from parallelsim.search.grid import GridSearcher, room_for
+from parallelsim.search.scan import Scan
+from parallelsim.search.searcher import Meter, Request
 
 from parallelsim import (
     PlanBatch,
     SearchSpace,
-    grid_search,
     load_cluster,
     load_framework,
     load_model,
@@ -38,12 +41,13 @@ from parallelsim.simulate import by_block, screen, screen_time, simulate
 
 NUM_PLANS = 400_000
 SEARCHES = (
-    ("llama3-70b", 256, 512),
-    ("llama3-70b", 1024, 512),
-    ("llama3.1-405b", 16_384, 2048),
-    ("mixtral-8x7b", 256, 1024),
-    ("deepseek-v3", 1024, 15_360),
+    ("llama3-70b", "hgx-h100", 256, 512),
+    ("llama3-70b", "hgx-h100", 1024, 512),
+    ("llama3.1-405b", "hgx-h100", 16_384, 2048),
+    ("mixtral-8x7b", "hgx-h100", 256, 1024),
+    ("deepseek-v3", "hgx-h800", 2048, 15_360),
 )
+TOP_K = 10
 
 
 def best_seconds(function: Callable[[], object], repeat: int) -> float:
@@ -124,21 +128,39 @@ def replays_per_second() -> dict[str, float]:
 
 
 def search_seconds() -> dict[str, float]:
-    """Whole searches in process: screened, replayed, cut."""
+    """Whole searches in process, on one core and as ``plan`` does it: on all of them where the
+    space is large. ``screen``: every plan, with the proof by bounds; ``search``: replayed and cut
+    as well.
+    """
     framework = load_framework("megatron-core")
     figures = {}
-    for name, gpus, batch in SEARCHES:
-        model, cluster = load_model(name), load_cluster("hgx-h100", gpus)
+    for name, hardware, gpus, batch in SEARCHES:
+        model, cluster = load_model(name), load_cluster(hardware, gpus)
 
-        def search(model=model, cluster=cluster, batch=batch) -> Any:  # type: ignore[no-untyped-def]
-            return grid_search(SearchSpace(model, cluster, framework, batch))
+        def search(
+            workers: int | None, model: Any = model, cluster: Any = cluster, batch: int = batch
+        ) -> Any:
+            space = SearchSpace(model, cluster, framework, batch)
+            return GridSearcher().search(space, Request(TOP_K, workers=workers))
 
-        result = search()
-        figures[f"candidates_{name}_{gpus}"] = float(result.num_candidates)
-        figures[f"evaluated_{name}_{gpus}"] = float(result.num_evaluated)
-        figures[f"replayed_{name}_{gpus}"] = float(result.num_replayed)
-        figures[f"search_{name}_{gpus}_s"] = best_seconds(search, 5)
-        figures[f"median_search_{name}_{gpus}_s"] = median_seconds(search, 5)
+        def scan(
+            workers: int | None, model: Any = model, cluster: Any = cluster, batch: int = batch
+        ) -> None:
+            space, request = (
+                SearchSpace(model, cluster, framework, batch),
+                Request(TOP_K, workers=workers),
+            )
+            Scan(space, room_for(request), request.memory_limit, Meter(request)).run()
+
+        result, key = search(1), f"{name}_{gpus}"
+        figures[f"candidates_{key}"] = float(result.num_candidates)
+        figures[f"evaluated_{key}"] = float(result.num_evaluated)
+        figures[f"candidates_over_evaluated_{key}"] = result.num_candidates / result.num_evaluated
+        figures[f"replayed_{key}"] = float(result.num_replayed)
+        for cores, workers in (("one_core", 1), ("all_cores", None)):
+            figures[f"screen_{cores}_{key}_s"] = best_seconds(partial(scan, workers), 3)
+            figures[f"search_{cores}_{key}_s"] = best_seconds(partial(search, workers), 3)
+        figures[f"median_search_{key}_s"] = median_seconds(partial(search, 1), 5)
     return figures
 
 
@@ -198,7 +220,7 @@ def main() -> None:
             1 / figures[name] / (reference / (1000 * 8192))
         )
     for name in list(figures):
-        if name.startswith(("search_", "median_")):
+        if name.startswith(("screen_one", "screen_all", "search_", "median_")):
             figures[f"{name[:-2]}_over_reference"] = figures[name] / reference
         if name.startswith("cold_"):
             figures[f"{name[:-2]}_over_import_numpy"] = figures[name] / figures["import_numpy_s"]

@@ -59,7 +59,7 @@ class GridSearcher(Searcher):
     def search(self, space: SearchSpace, request: Request) -> SearchResult:
         """The fastest safe plans of the space, and the tight ones that beat them."""
         meter, memory_limit = Meter(request), request.memory_limit
-        found = _room(request)
+        found = room_for(request)
         while True:
             scan = Scan(space, found, memory_limit, meter)
             scan.run()
@@ -135,7 +135,8 @@ class _Refined:
     """For a scan that keeps more, where this one may have dropped plans of the ranking."""
 
 
-def _room(request: Request) -> Found:
+def room_for(request: Request) -> Found:
+    """What a first pass keeps."""
     if request.all_variants:
         return Found(SPARE * request.top_k + 64, 1, all_variants=True)
     return Found(SPARE_ROWS * request.top_k + 8, VARIANTS_KEPT)
