@@ -176,6 +176,7 @@ flavor = "8B"
 local_batch_size = 2
 seq_len = 8192
 colour = "red"
+enable_cpu_offload = true
 [parallelism]
 tensor_parallel_degree = 2
 pipeline_parallel_degree = 2
@@ -191,7 +192,7 @@ def test_defaults_of_torchtitan_hold_and_what_is_passed_over_is_listed():
     assert run.num_gpus is None
     assert (run.ignored, run.not_modelled, run.unknown) == (
         ("job.dump_folder",),
-        ("parallelism.disable_loss_parallel",),
+        ("training.enable_cpu_offload", "parallelism.disable_loss_parallel"),
         ("training.colour",),
     )
     plan = run.plan(16)

@@ -163,8 +163,8 @@ def test_the_last_start_of_a_run_counts() -> None:
 def test_the_configuration_of_torchtitan_is_read_as_its_file(prefix: str) -> None:
     mesh = "Building 3-D device mesh with ['pp', 'dp_shard', 'tp'], [4, 8, 8]\n"
     head = "[titan] 2026-03-01 10:00:00,000 - root - INFO - Running with configs: "
-    run = read(printed(TORCHTITAN, head, prefix, mesh))
-    assert run.num_gpus == 256
+    run = read(mesh.replace("4", "2") + printed(TORCHTITAN, head, prefix, mesh))
+    assert run.num_gpus == 256, "of the last start"
     assert run.plan(256) == Plan.from_dict(EXPECTED["torchtitan-llama3-70b.toml"]["plan"])
     assert (run.not_modelled, run.unknown, run.framework) == ((), (), "torchtitan")
 
@@ -172,7 +172,7 @@ def test_the_configuration_of_torchtitan_is_read_as_its_file(prefix: str) -> Non
 def test_the_configuration_of_deepspeed_is_read_as_its_file() -> None:
     ranks = "[INFO] [config.py:1003:print]   world_size ................... 8\n"
     head = "[2026-03-01 10:00:00,000] [INFO] [config.py:989:print_user_config]   json = "
-    text = ranks + printed(DEEPSPEED, head, "worker-0: ")
+    text = ranks.replace("8", "4") + ranks + printed(DEEPSPEED, head, "worker-0: ")
     run = read(text, model=load_model("llama3-8b"))
     assert run.num_gpus == 16
     plan = run.plan(16)

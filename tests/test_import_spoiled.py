@@ -29,7 +29,7 @@ FSDP = test_import_accelerate.WRITTEN
 KINDS: dict[str, tuple[Mapping[str, Any], Callable[[Settings], ImportedRun]]] = {
     "torchtitan": (tomllib.loads(TITAN), lambda data: run_of_torchtitan(data, None)),
     "deepspeed": (test_import_deepspeed.WRITTEN, lambda data: run_of_deepspeed(data, MODEL)),
-    "accelerate": (yaml.safe_load(FSDP), lambda data: run_of_accelerate(data, FSDP, MODEL)),
+    "accelerate": (yaml.safe_load(FSDP), lambda data: run_of_accelerate(data, MODEL)),
     "nanotron": (
         yaml.safe_load((FOLDER / "nanotron-1.2b.yaml").read_text()),
         lambda data: run_of_nanotron(data, None),
@@ -44,7 +44,7 @@ def test_any_values_are_read_or_refused(kind: str) -> None:
     for _ in range(100):
         spoiled = mutated(dict(data), random)
         try:
-            run = read(Settings("file", spoiled))
+            run = read(Settings("file", spoiled, FSDP))
             run.plan(random.choice((1, 32, 96, 256)))
         except ParallelSimError as error:
             refused += 1

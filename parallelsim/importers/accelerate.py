@@ -8,14 +8,13 @@ and sequence length are the program's; so is its batch, which the file states in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from parallelsim.errors import SpecError
 from parallelsim.exporters.accelerate import PRECISIONS
 from parallelsim.exporters.torchtitan import ROTATIONS
-from parallelsim.importers.run import ImportedRun
-from parallelsim.importers.settings import Settings
+from parallelsim.importers.run import Fields, ImportedRun, Settled
+from parallelsim.importers.settings import Settings, reads
 from parallelsim.model import ModelSpec
 from parallelsim.yaml_io import parse_yaml
 
@@ -46,28 +45,12 @@ _SHARDINGS = {
 _REPLICATED = "HYBRID_SHARD"
 
 
-def import_accelerate(
-    text: str,
-    file: str = "the configuration",
-    environment: Mapping[str, str] | None = None,
-    model: ModelSpec | None = None,
-) -> ImportedRun:
-    """The run that a YAML configuration describes.
+def run_of_accelerate(settings: Settings, model: ModelSpec | None) -> ImportedRun:
+    """The run that a configuration's values, and the comments of its text, describe.
 
     Args:
-        text: the file.
-        file: its name in messages.
-        environment: not read; readers of scripts need it.
+        settings: the file.
         model: what is trained, which the file does not say.
-
-    Raises:
-        SpecError: no YAML, no model, no batch, another way to train than FSDP and DDP.
-    """
-    return run_of_accelerate(Settings(file, parse_yaml(text, file)), text, model)
-
-
-def run_of_accelerate(settings: Settings, text: str, model: ModelSpec | None) -> ImportedRun:
-    """The run that a configuration's values, and the comments of its text, describe.
 
     Raises:
         SpecError: no model, no batch, another way to train than FSDP and DDP.
@@ -76,27 +59,16 @@ def run_of_accelerate(settings: Settings, text: str, model: ModelSpec | None) ->
     if model is None:
         message = "holds no model, the program has it; name it with --model"
         raise SpecError(message, file=settings.file)
-    fields, settled = _plan(settings, text, is_sharded=kind == "FSDP")
+    plan = _plan(settings, is_sharded=kind == "FSDP")
     num_gpus = settings.whole("num_processes") if settings.has("num_processes") else None
-    ignored, not_modelled, unknown = settings.unread(HARMLESS, NOT_MODELLED)
-    return ImportedRun(
-        model=model,
-        is_known=True,
-        fields=fields,
-        num_gpus=num_gpus,
-        ignored=ignored,
-        not_modelled=not_modelled,
-        unknown=unknown,
-        notes=tuple(settings.notes),
-        framework="torchtitan",
-        settled=settled,
-    )
+    passed_over = (HARMLESS, NOT_MODELLED)
+    return settings.run(model, plan, "torchtitan", passed_over, num_gpus=num_gpus)
 
 
-def _plan(
-    settings: Settings, text: str, *, is_sharded: bool
-) -> tuple[dict[str, Any], Callable[[dict[str, Any], int], dict[str, Any]]]:
-    """(fields, what settles those that depend on the number of replicas)."""
+import_accelerate = reads(parse_yaml, run_of_accelerate)
+
+
+def _plan(settings: Settings, *, is_sharded: bool) -> tuple[Fields, Settled]:
     names = {word: name for name, word in PRECISIONS.items()} | {"fp16": "fp16"}
     precision = names[settings.choice("mixed_precision", tuple(names), "no")]
     rotations = {word: kind for kind, word in ROTATIONS.items()}
@@ -106,7 +78,7 @@ def _plan(
     settings.read.add("dynamo_config.dynamo_use_regional_compilation")
     settings.read.add(f"{DEGREES}dp_shard_size")
     again = settings.flag(f"{FSDP}activation_checkpointing")
-    micro, steps = _batch(settings, text)
+    micro, steps = _batch(settings)
     fields: dict[str, Any] = {
         "tp": settings.whole(f"{DEGREES}tp_size", 1),
         "cp": cp,
@@ -121,7 +93,7 @@ def _plan(
     }
     zero, reshard, replicas = _sharding(settings) if is_sharded else (0, True, 1)
 
-    def settled(fields: dict[str, Any], dp: int) -> dict[str, Any]:
+    def settled(fields: Fields, dp: int) -> Fields:
         many = dp * int(fields["cp"]) > 1
         return fields | {
             "zero": zero if many else 0,
@@ -152,10 +124,10 @@ def _sharding(settings: Settings) -> tuple[int, bool, int]:
     return *_SHARDINGS[name], replicas
 
 
-def _batch(settings: Settings, text: str) -> tuple[int, int]:
+def _batch(settings: Settings) -> tuple[int, int]:
     """(sequences of a micro-batch, micro-batches of a step), as a comment states them."""
     found = {
-        name: re.search(rf"^#.*\b{name}\s*[=:]\s*(\d{{1,7}})\b", text, re.M)
+        name: re.search(rf"^#.*\b{name}\s*[=:]\s*(\d{{1,7}})\b", settings.text, re.M)
         for name in (BATCH, STEPS)
     }
     micro, steps = (int(match[1]) if match else 0 for match in found.values())

@@ -6,12 +6,12 @@ runtime/engine.py (``get_data_types``, ``_do_optimizer_sanity_check``) of DeepSp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from parallelsim.errors import SpecError
-from parallelsim.importers.run import ImportedRun
-from parallelsim.importers.settings import Settings
+from parallelsim.importers.run import Fields, ImportedRun, Settled
+from parallelsim.importers.settings import Settings, reads
 from parallelsim.model import ModelSpec
 from parallelsim.yaml_io import parse_json
 
@@ -41,28 +41,12 @@ NOT_MODELLED = (
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd", "muon": "muon"}
 
 
-def import_deepspeed(
-    text: str,
-    file: str = "the configuration",
-    environment: Mapping[str, str] | None = None,
-    model: ModelSpec | None = None,
-) -> ImportedRun:
-    """The run that a JSON configuration describes.
-
-    Args:
-        text: the file.
-        file: its name in messages.
-        environment: not read; readers of scripts need it.
-        model: what is trained, which the file does not say.
-
-    Raises:
-        SpecError: no JSON, no model, values that contradict each other.
-    """
-    return run_of_deepspeed(Settings(file, parse_json(text, file)), model)
-
-
 def run_of_deepspeed(settings: Settings, model: ModelSpec | None) -> ImportedRun:
     """The run that a configuration's values describe.
+
+    Args:
+        settings: the file.
+        model: what is trained, which the file does not say.
 
     Raises:
         SpecError: no model, values that contradict each other.
@@ -70,26 +54,13 @@ def run_of_deepspeed(settings: Settings, model: ModelSpec | None) -> ImportedRun
     if model is None:
         message = "holds no model, the program builds it; name it with --model"
         raise SpecError(message, file=settings.file)
-    fields, settled = _plan(settings, model)
-    ignored, not_modelled, unknown = settings.unread(HARMLESS, NOT_MODELLED)
-    return ImportedRun(
-        model=model,
-        is_known=True,
-        fields=fields,
-        num_gpus=None,
-        ignored=ignored,
-        not_modelled=not_modelled,
-        unknown=unknown,
-        notes=tuple(settings.notes),
-        framework="deepspeed",
-        settled=settled,
-    )
+    return settings.run(model, _plan(settings, model), "deepspeed", (HARMLESS, NOT_MODELLED))
 
 
-def _plan(
-    settings: Settings, model: ModelSpec
-) -> tuple[dict[str, Any], Callable[[dict[str, Any], int], dict[str, Any]]]:
-    """(fields, what settles those that depend on the number of replicas)."""
+import_deepspeed = reads(parse_json, run_of_deepspeed)
+
+
+def _plan(settings: Settings, model: ModelSpec) -> tuple[Fields, Settled]:
     stages = settings.value(f"{PIPELINE}.stages", 1)
     pp = 1 if stages == "auto" else settings.whole(f"{PIPELINE}.stages", 1)
     fields: dict[str, Any] = {
@@ -106,7 +77,7 @@ def _plan(
         raise settings.error(BATCH, f"is needed, or {MICRO_BATCH}")
     fields |= {"micro_batch_size": 1, "global_batch_size": None}
 
-    def settled(fields: dict[str, Any], dp: int) -> dict[str, Any]:
+    def settled(fields: Fields, dp: int) -> Fields:
         micro, steps = batches.get(MICRO_BATCH), batches.get(STEPS, 1)
         batch = batches.get(BATCH) or (micro or 1) * steps * dp
         micro = micro or batch // (steps * dp)

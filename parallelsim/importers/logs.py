@@ -13,6 +13,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from parallelsim.errors import SpecError
 from parallelsim.importers.deepspeed import run_of_deepspeed
@@ -23,7 +25,7 @@ from parallelsim.importers.marks import (
 )
 from parallelsim.importers.megatron import run_of_arguments
 from parallelsim.importers.run import ImportedRun
-from parallelsim.importers.settings import Settings
+from parallelsim.importers.settings import Settings, reads
 from parallelsim.importers.torchtitan import run_of_torchtitan
 from parallelsim.model import ModelSpec
 
@@ -106,43 +108,27 @@ def _flag(name: str, value: str) -> Sequence[str]:
     return (flag, value)
 
 
-def import_torchtitan_log(
-    text: str,
-    file: str = "the log",
-    environment: Mapping[str, str] | None = None,
-    model: ModelSpec | None = None,
-) -> ImportedRun:
-    """The run whose configuration torchtitan has printed.
-
-    Raises:
-        SpecError: the configuration is cut off, or cannot be read as a file cannot.
-    """
-    run = run_of_torchtitan(_printed(text, file, TORCHTITAN_PRINTS), model)
-    mesh = _MESH.search(text)
-    sizes = [int(size) for size in mesh[1].split(",") if size.strip()] if mesh else []
+def _run_of_torchtitan(settings: Settings, model: ModelSpec | None) -> ImportedRun:
+    run = run_of_torchtitan(settings, model)
+    mesh = (_MESH.findall(settings.text) or [""])[-1]
+    sizes = [int(size) for size in mesh.split(",") if size.strip()]
     return replace(run, num_gpus=run.num_gpus or (math.prod(sizes) if sizes else None))
 
 
-def import_deepspeed_log(
-    text: str,
-    file: str = "the log",
-    environment: Mapping[str, str] | None = None,
-    model: ModelSpec | None = None,
-) -> ImportedRun:
-    """The run whose configuration DeepSpeed has printed.
-
-    Raises:
-        SpecError: the configuration is cut off, or cannot be read as a file cannot.
-    """
-    run = run_of_deepspeed(_printed(text, file, DEEPSPEED_PRINTS), model)
-    ranks = _RANKS.search(text)
+def _run_of_deepspeed(settings: Settings, model: ModelSpec | None) -> ImportedRun:
+    run = run_of_deepspeed(settings, model)
+    ranks = _RANKS.findall(settings.text)
     if not ranks:
         return run
-    return replace(run, num_gpus=int(ranks[1]) * run.fields["tp"] * run.fields["pp"])
+    return replace(run, num_gpus=int(ranks[-1]) * run.fields["tp"] * run.fields["pp"])
 
 
-def _printed(text: str, file: str, marker: re.Pattern[str]) -> Settings:
-    """The JSON behind the last marker, without what a launcher puts before each line."""
+def _printed(marker: re.Pattern[str], text: str, file: str) -> dict[str, Any]:
+    """The JSON behind the last marker, without what a launcher puts before each line.
+
+    Raises:
+        SpecError: it is cut off, or no JSON.
+    """
     start = max(match.end() for match in marker.finditer(text))
     line = text.rfind("\n", 0, start) + 1
     first, *others = text[line : start + MAX_DUMP].splitlines()
@@ -152,14 +138,18 @@ def _printed(text: str, file: str, marker: re.Pattern[str]) -> Settings:
         *(o.removeprefix(prefix) for o in others if o.startswith(prefix)),
     ]
     try:
-        data = json.JSONDecoder().raw_decode("\n".join(body))[0]
+        data: dict[str, Any] = json.JSONDecoder().raw_decode("\n".join(body))[0]
     except (ValueError, RecursionError) as error:
         words = f"the configuration that it prints is cut off or not JSON: {str(error)[:80]}"
         raise SpecError(words, file=file) from None
-    return Settings(file, data)
+    return data
 
 
 def _common(first: str, second: str) -> str:
     """What both lines begin with, but for blanks at its end that belong to JSON."""
     size = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
     return first[:size].rstrip(" ") if size else ""
+
+
+import_torchtitan_log = reads(partial(_printed, TORCHTITAN_PRINTS), _run_of_torchtitan)
+import_deepspeed_log = reads(partial(_printed, DEEPSPEED_PRINTS), _run_of_deepspeed)

@@ -6,14 +6,13 @@ Fields and defaults: src/nanotron/config/*.py of huggingface/nanotron, main 2411
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from parallelsim.alike import known_as, with_length_of
 from parallelsim.exporters.nanotron import ENGINES
 from parallelsim.exporters.torchtitan_models import Flavor
-from parallelsim.importers.run import ImportedRun
-from parallelsim.importers.settings import Settings
+from parallelsim.importers.run import Fields, ImportedRun, Settled
+from parallelsim.importers.settings import Settings, reads
 from parallelsim.model import ModelSpec
 from parallelsim.stage_split import by_cost, stage_split
 from parallelsim.yaml_io import parse_yaml
@@ -35,28 +34,9 @@ _USUAL = {"model.ddp_bucket_cap_mb": 25, "parallelism.tp_recompute_allgather": T
 """Defaults of those that are not modelled."""
 
 
-def import_nanotron(
-    text: str,
-    file: str = "the configuration",
-    environment: Mapping[str, str] | None = None,
-    model: ModelSpec | None = None,
-) -> ImportedRun:
-    """The run that a YAML configuration describes.
-
-    Args:
-        text: the file.
-        file: its name in messages.
-        environment: not read; readers of scripts need it.
-        model: what is trained, in place of what the file says but for the sequence length.
-
-    Raises:
-        SpecError: no YAML, a model that is no Llama, values that are none of nanotron's.
-    """
-    return run_of_nanotron(Settings(file, parse_yaml(text, file)), model)
-
-
 def run_of_nanotron(settings: Settings, model: ModelSpec | None) -> ImportedRun:
-    """The run that a configuration's values describe; ``model`` in place of its own.
+    """The run that a configuration's values describe; ``model`` in place of its own, but for the
+    sequence length.
 
     Raises:
         SpecError: a model that is no Llama, values that are none of nanotron's.
@@ -67,19 +47,13 @@ def run_of_nanotron(settings: Settings, model: ModelSpec | None) -> ImportedRun:
     degrees = [fields[name] for name in ("tp", "cp", "pp")]
     num_gpus = settings.whole("parallelism.dp") * math.prod(degrees)
     settings.pass_over(_USUAL)
-    ignored, not_modelled, unknown = settings.unread(HARMLESS, NOT_MODELLED)
-    return ImportedRun(
-        model=known,
-        is_known=model is not None or bool(known_as(known)),
-        fields=fields,
-        num_gpus=num_gpus,
-        ignored=ignored,
-        not_modelled=not_modelled,
-        unknown=unknown,
-        notes=tuple(settings.notes),
-        framework="nanotron",
-        settled=settled,
-    )
+    passed_over = (HARMLESS, NOT_MODELLED)
+    is_known = model is not None or bool(known_as(known))
+    plan = (fields, settled)
+    return settings.run(known, plan, "nanotron", passed_over, is_known=is_known, num_gpus=num_gpus)
+
+
+import_nanotron = reads(parse_yaml, run_of_nanotron)
 
 
 def _llama(settings: Settings, length: int) -> ModelSpec:
@@ -105,10 +79,7 @@ def _llama(settings: Settings, length: int) -> ModelSpec:
     return with_length_of(known[0], model) if (known := known_as(model)) else model
 
 
-def _plan(
-    settings: Settings, model: ModelSpec
-) -> tuple[dict[str, Any], Callable[[dict[str, Any], int], dict[str, Any]]]:
-    """(fields, what settles those that depend on the number of replicas)."""
+def _plan(settings: Settings, model: ModelSpec) -> tuple[Fields, Settled]:
     section = "parallelism"
     pp = settings.whole(f"{section}.pp")
     engines = {word: name for name, word in ENGINES.items() if name != "none"}
@@ -137,7 +108,7 @@ def _plan(
     }
     fields |= _stages(settings, model, pp)
 
-    def settled(fields: dict[str, Any], dp: int) -> dict[str, Any]:
+    def settled(fields: Fields, dp: int) -> Fields:
         many = dp * int(fields["cp"]) > 1
         return fields | {"global_batch_size": micro * steps * dp, "overlap_grad_reduce": many}
 

@@ -10,6 +10,10 @@ from parallelsim.errors import PlanError
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan, check_field
 
+Fields = dict[str, Any]
+Settled = Callable[[Fields, int], Fields]
+"""(fields, dp) -> fields with those that depend on the number of replicas."""
+
 
 @dataclass(frozen=True)
 class ImportedRun:
@@ -32,8 +36,7 @@ class ImportedRun:
     """What was taken otherwise than it is written, or not followed."""
     framework: str = "megatron-core"
     """Whose facts predict it best."""
-    settled: Callable[[dict[str, Any], int], dict[str, Any]] = lambda fields, dp: fields
-    """(fields, dp) -> fields that depend on the number of replicas."""
+    settled: Settled = lambda fields, dp: fields
 
     def plan(self, num_gpus: int) -> Plan:
         """The plan on so many GPUs.

@@ -1,12 +1,14 @@
-"""A nested configuration: values by dotted key, and which of them were read."""
+"""A nested configuration: values by dotted key, which of them were read, and the run of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parallelsim.errors import SpecError
+from parallelsim.importers.run import Fields, ImportedRun, Settled
+from parallelsim.model import ModelSpec
 from parallelsim.yaml_io import shown
 
 MAX_WHOLE = 10**9
@@ -20,6 +22,8 @@ class Settings:
 
     file: str
     data: Mapping[str, Any]
+    text: str = ""
+    """As it stands in the file, with comments."""
     read: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -117,9 +121,53 @@ class Settings:
             (unmodelled if changes > does_not and is_on else kind).append(key)
         return tuple(ignored), tuple(unmodelled), tuple(unknown)
 
+    def run(
+        self,
+        model: ModelSpec,
+        plan: tuple[Fields, Settled],
+        framework: str,
+        passed_over: tuple[Sequence[str], Sequence[str]],
+        *,
+        is_known: bool = True,
+        num_gpus: int | None = None,
+    ) -> ImportedRun:
+        """The run that was read; ``passed_over`` are keys as in :meth:`unread`."""
+        ignored, not_modelled, unknown = self.unread(*passed_over)
+        return ImportedRun(
+            model=model,
+            is_known=is_known,
+            fields=plan[0],
+            num_gpus=num_gpus,
+            ignored=ignored,
+            not_modelled=not_modelled,
+            unknown=unknown,
+            notes=tuple(self.notes),
+            framework=framework,
+            settled=plan[1],
+        )
+
     def error(self, key: str, message: str) -> SpecError:
         """An error that names the file and the key."""
         return SpecError(message, file=self.file, key=key)
+
+
+def reads(
+    parse: Callable[[str, str], Mapping[str, Any]],
+    run_of: Callable[[Settings, ModelSpec | None], ImportedRun],
+) -> Callable[..., ImportedRun]:
+    """The function of a ``Reader`` of settings: ``parse`` has (text, file), ``run_of`` the
+    settings and what is trained, in place of what they say.
+    """
+
+    def read(
+        text: str,
+        file: str = "the configuration",
+        environment: Mapping[str, str] | None = None,
+        model: ModelSpec | None = None,
+    ) -> ImportedRun:
+        return run_of(Settings(file, parse(text, file), text), model)
+
+    return read
 
 
 def _leaves(data: Mapping[str, Any], prefix: str) -> Iterator[str]:

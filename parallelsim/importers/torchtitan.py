@@ -6,7 +6,7 @@ Keys and defaults are those of release 0.2.2, torchtitan/config/job_config.py.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from parallelsim.alike import known_as, with_length_of
@@ -14,8 +14,8 @@ from parallelsim.errors import SpecError
 from parallelsim.exporters.target import printable
 from parallelsim.exporters.torchtitan import DTYPES, FLOAT8, ROTATIONS, SCHEDULES
 from parallelsim.exporters.torchtitan_models import described, registered
-from parallelsim.importers.run import ImportedRun
-from parallelsim.importers.settings import Settings
+from parallelsim.importers.run import Fields, ImportedRun, Settled
+from parallelsim.importers.settings import Settings, reads
 from parallelsim.model import ModelSpec
 
 HARMLESS = (
@@ -32,37 +32,13 @@ HARMLESS = (
 )
 NOT_MODELLED = (
     *("fault_tolerance", "optimizer.implementation", "optimizer.early_step_in_backward"),
-    *("parallelism.disable_loss_parallel",),
+    *("parallelism.disable_loss_parallel", "training.enable_cpu_offload"),
     *("parallelism.pipeline_parallel_schedule_csv", "parallelism.context_parallel_load_balancer"),
     *("parallelism.pipeline_parallel_expert_parallel_overlap", "quantize.grouped_mm"),
     *("activation_checkpoint.early_stop", "parallelism.pipeline_parallel_split_points"),
     *("parallelism.expert_parallel_comm_backend",),
 )
 _FLOAT8_NAMES = (FLOAT8, "float8")
-
-
-def import_torchtitan(
-    text: str,
-    file: str = "the configuration",
-    environment: Mapping[str, str] | None = None,
-    model: ModelSpec | None = None,
-) -> ImportedRun:
-    """The run that a TOML configuration describes.
-
-    Args:
-        text: the file.
-        file: its name in messages.
-        environment: not read; readers of scripts need it.
-        model: what is trained, in place of the flavor that the file names.
-
-    Raises:
-        SpecError: no TOML, a flavor that is not described, values that contradict each other.
-    """
-    try:
-        settings = Settings(file, tomllib.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"not valid TOML: {str(error)[:120]}", file=file) from None
-    return run_of_torchtitan(settings, model)
 
 
 def run_of_torchtitan(settings: Settings, model: ModelSpec | None) -> ImportedRun:
@@ -73,21 +49,29 @@ def run_of_torchtitan(settings: Settings, model: ModelSpec | None) -> ImportedRu
     """
     known = _model(settings, model)
     fields, settled = _plan(settings, known)
-    ignored, not_modelled, unknown = settings.unread(HARMLESS, NOT_MODELLED)
-    if settings.value("training.enable_cpu_offload"):
-        not_modelled += ("training.enable_cpu_offload",)
-    return ImportedRun(
-        model=known,
+    return settings.run(
+        known,
+        (fields, settled),
+        "torchtitan",
+        (HARMLESS, NOT_MODELLED),
         is_known=model is not None or bool(known_as(known)),
-        fields=fields,
         num_gpus=_num_gpus(settings, fields),
-        ignored=ignored,
-        not_modelled=not_modelled,
-        unknown=unknown,
-        notes=tuple(settings.notes),
-        framework="torchtitan",
-        settled=settled,
     )
+
+
+def parse_toml(text: str, file: str) -> dict[str, Any]:
+    """The mapping that a TOML text holds.
+
+    Raises:
+        SpecError: it is no TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"not valid TOML: {str(error)[:120]}", file=file) from None
+
+
+import_torchtitan = reads(parse_toml, run_of_torchtitan)
 
 
 def _model(settings: Settings, given: ModelSpec | None) -> ModelSpec:
@@ -114,10 +98,7 @@ def _degrees(settings: Settings) -> dict[str, int]:
     }
 
 
-def _plan(
-    settings: Settings, model: ModelSpec
-) -> tuple[dict[str, Any], Callable[[dict[str, Any], int], dict[str, Any]]]:
-    """(fields, what settles those that depend on the number of replicas)."""
+def _plan(settings: Settings, model: ModelSpec) -> tuple[Fields, Settled]:
     fields: dict[str, Any] = dict(_degrees(settings))
     settings.read.add("parallelism.expert_tensor_parallel_degree")
     fields["etp"] = settings.whole("parallelism.expert_tensor_parallel_degree", 1)
@@ -141,7 +122,7 @@ def _plan(
     if settings.choice("optimizer.name", ("Adam", "AdamW"), "AdamW"):
         fields["optimizer"] = "adam"
 
-    def settled(fields: dict[str, Any], dp: int) -> dict[str, Any]:
+    def settled(fields: Fields, dp: int) -> Fields:
         many = dp * fields["cp"] > 1
         shards = (shard if shard > 0 else max(dp // replicate, 1)) * fields["cp"]
         zero = 3 if many and shards > 1 else 0
