@@ -1,6 +1,4 @@
-"""simulate(model, cluster, framework, plans) -> Simulation: everything that is known of every
-plan.
-"""
+"""simulate(model, cluster, framework, plans) -> Simulation: all that is known of every plan."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ from numpy.typing import NDArray
 from parallelsim.cluster import ClusterSpec
 from parallelsim.compute import peak_flops
 from parallelsim.costs import CostTable
-from parallelsim.frames import data_frame, plans_html, plans_text
 from parallelsim.framework import FrameworkSpec
 from parallelsim.memory import MemoryBreakdown, each_stage, fullest_stage, peak_memory
 from parallelsim.memory_states import States, states
@@ -99,12 +96,18 @@ class Simulation:
 
     def to_frame(self) -> Any:
         """One row a plan: :func:`parallelsim.frames.data_frame`; needs pandas."""
+        from parallelsim.frames import data_frame
+
         return data_frame(self)
 
     def __repr__(self) -> str:
+        from parallelsim.frames import plans_text
+
         return plans_text(self)
 
     def _repr_html_(self) -> str:
+        from parallelsim.frames import plans_html
+
         return plans_html(self)
 
     @property
@@ -205,17 +208,12 @@ class Simulation:
         row["feasible"] = bool(self.feasible[index])
         row["reasons"] = reasons(self.reasons[index])
         row["zone"] = ZONES[int(self.zone[index])]
-        row["p_fits"] = float(self.p_fits[index])
-        row["memory_use_frac"] = float(self.memory_use_frac[index])
-        row["peak_memory_bytes"] = float(self.peak_memory_bytes[index])
+        for name in ("p_fits", "memory_use_frac", "peak_memory_bytes"):
+            row[name] = float(getattr(self, name)[index])
         row["memory_capacity_bytes"] = self.memory_capacity_bytes
         row["fullest_stage"] = int(self.fullest_stage[index])
-        row["time"] = {
-            f.name: float(getattr(self.time, f.name)[index]) for f in fields(StepBreakdown)
-        }
-        row["memory"] = {
-            f.name: float(getattr(self.memory, f.name)[index]) for f in fields(MemoryBreakdown)
-        }
+        for name, terms in (("time", self.time), ("memory", self.memory)):
+            row[name] = {f.name: float(getattr(terms, f.name)[index]) for f in fields(terms)}
         row["memory_per_stage"] = memory_per_stage(self.model, self.cluster, self.framework, plan)
         row["plan"] = plan.to_dict()
         return row

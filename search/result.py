@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallelsim.errors import NoFeasiblePlanError
-from parallelsim.frames import plans_html, plans_text
 from parallelsim.plan import Plan
 from parallelsim.simulate import Simulation
 
@@ -94,9 +93,13 @@ class SearchResult:
         return frame
 
     def __repr__(self) -> str:
+        from parallelsim.frames import plans_text
+
         return plans_text(self._both, [self._account])
 
     def _repr_html_(self) -> str:
+        from parallelsim.frames import plans_html
+
         return plans_html(self._both, [self._account])
 
     @property

@@ -41,7 +41,7 @@ SLOW_STANDARD_LIBRARY = (
 """Each takes milliseconds; those that NumPy loads itself are not counted."""
 OTHER_COMMANDS = (
     *("exporters", "timeline.gantt", "timeline.chrome", "timeline.analysis"),
-    *("cli_sweep", "cli_tune", "cli_validate", "fit"),
+    *("cli_sweep", "cli_tune", "cli_validate", "fit", "frames", "doctor", "report.schemas"),
     *("huggingface", "huggingface_config", "schemas_model"),
     *("schemas_cluster", "schemas_framework", "measurements", "validation", "report.single"),
 )
