@@ -53,7 +53,7 @@ def calibrate(
     from parallelsim.calibration_runs import own_runs
     from parallelsim.catalog import load_cluster
     from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable
+    from parallelsim.output_files import check_writable
 
     if output:
         read = input_files(*runs, cluster, framework, plan_file)
@@ -82,7 +82,7 @@ def _write(result: Calibration, found: OwnRuns, cluster: str, output: str, force
     from parallelsim.calibration_overlay import SOFTWARE_FACTORS, overlay_document
     from parallelsim.cli_inputs import shown_path
     from parallelsim.errors import SpecError
-    from parallelsim.planfile import write_text
+    from parallelsim.output_files import write_text
     from parallelsim.yaml_io import dump_yaml
 
     if not any(fit.is_identified for fit in result.fits):

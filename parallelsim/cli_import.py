@@ -21,7 +21,8 @@ def import_run(file: str, spec: SpecOptions, output: str | None, force: bool) ->
     simulate, explain, compare, export and timeline.
     """
     from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable, write_document
+    from parallelsim.output_files import check_writable
+    from parallelsim.planfile import write_document
     from parallelsim.replay import replayed
     from parallelsim.report.labels import degrees, switches
     from parallelsim.report.tables import paragraph

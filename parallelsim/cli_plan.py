@@ -92,7 +92,7 @@ def _check_files(
     force: bool,
 ) -> None:
     """Files that cannot be written, or would replace one that is read, before the search."""
-    from parallelsim.planfile import check_writable
+    from parallelsim.output_files import check_writable
 
     if export and as_json and script is None:
         raise click.UsageError(
@@ -217,7 +217,8 @@ def _write_files(
     force: bool,
 ) -> None:
     """Before anything is printed: a reader that closes the pipe must not cost the files."""
-    from parallelsim.planfile import write_document, write_text
+    from parallelsim.output_files import write_text
+    from parallelsim.planfile import write_document
     from parallelsim.targets import TARGETS
 
     if output:

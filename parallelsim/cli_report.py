@@ -50,7 +50,7 @@ def report(
     shows the plans of PLANS, which 'plan --output PLANS' wrote.
     """
     from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable
+    from parallelsim.output_files import check_writable
 
     if file is not None:
         _check_alone(context)
@@ -108,7 +108,8 @@ def _saved(file: str, asked: Asked, output: str, force: bool) -> tuple[Inputs, S
     import numpy as np
 
     from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable, read_document
+    from parallelsim.output_files import check_writable
+    from parallelsim.planfile import read_document
     from parallelsim.replay import replayed
     from parallelsim.search.result import SearchResult
     from parallelsim.simulate import ZONES, simulate
@@ -193,7 +194,7 @@ def _script(inputs: Inputs, result: SearchResult) -> tuple[str, str]:
 
 
 def _write(page: Report, output: str, force: bool) -> None:
-    from parallelsim.planfile import write_text
+    from parallelsim.output_files import write_text
     from parallelsim.report.page import page_html
 
     write_text(output, page_html(page), force=force)

@@ -223,7 +223,8 @@ def export(
     """
     from parallelsim.exporters import EXPORTERS, export_rank
     from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable, read_document, write_text
+    from parallelsim.output_files import check_writable, write_text
+    from parallelsim.planfile import read_document
     from parallelsim.simulate import ZONES
     from parallelsim.simulate import simulate as simulated
 

@@ -152,7 +152,7 @@ def _outputs(
         OutputError, click.UsageError: what is wrong with them.
     """
     from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable
+    from parallelsim.output_files import check_writable
 
     read = input_files(spec.model, spec.cluster, spec.framework)
     tables = [path for path in outputs if path.lower().endswith(".csv")]
@@ -215,7 +215,7 @@ def _inputs(task: Task, spec: SpecOptions, search: SearchOptions) -> dict[str, s
 
 def _write_table(table: str | None, rows: list[Row], inputs: dict[str, str]) -> None:
     """The whole table at once: an interrupt, or a kill, leaves the last whole one."""
-    from parallelsim.planfile import write_text
+    from parallelsim.output_files import write_text
     from parallelsim.sweep import table_text
 
     if table and rows:
@@ -239,7 +239,7 @@ def _report(
     as_json: bool,
     force: bool,
 ) -> None:
-    from parallelsim.planfile import write_text
+    from parallelsim.output_files import write_text
 
     changed = "".join(f", {name}={value}" for name, value in spec.overrides.items())
     title = f"{task.model.name}{changed} on {task.cluster.name} ({task.cluster.accelerator.name}), "

@@ -47,7 +47,7 @@ def timeline(
     schedule is replayed operation by operation with the simulator's costs.
     """
     from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable
+    from parallelsim.output_files import check_writable
     from parallelsim.replay import plan_replay
 
     kind = _kind(output)
@@ -129,7 +129,7 @@ def _print(planned: PlanReplay) -> None:
 
 
 def _write(planned: PlanReplay, output: str, kind: str, force: bool) -> None:
-    from parallelsim.planfile import write_text
+    from parallelsim.output_files import write_text
     from parallelsim.report.gantt import gantt_image
     from parallelsim.timeline import trace_json
 

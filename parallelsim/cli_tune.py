@@ -257,7 +257,7 @@ def _state(study: Study, known: tuple[Simulation, Inputs] | None = None) -> tupl
 
 def _write_script(study: Study, inputs: Inputs, position: int) -> str:
     """Write what launches a candidate; its path. Where nothing does, it is the plan."""
-    from parallelsim.planfile import write_text
+    from parallelsim.output_files import write_text
     from parallelsim.yaml_io import dump_yaml
 
     plan = study.document.plans[position].plan

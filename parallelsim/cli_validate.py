@@ -47,7 +47,7 @@ def validate(
     Columns that a row leaves empty take the documented default of its framework; rows that cannot
     be predicted are skipped and counted by reason.
     """
-    from parallelsim.planfile import write_text
+    from parallelsim.output_files import write_text
     from parallelsim.report import accuracy
     from parallelsim.validation import validate as run_validation
 
@@ -85,7 +85,7 @@ def _check_outputs(
 
     from parallelsim.errors import OutputError
     from parallelsim.input_files import input_files
-    from parallelsim.planfile import check_writable
+    from parallelsim.output_files import check_writable
 
     if plot_file and not plot_file.lower().endswith((".html", ".png")):
         raise OutputError(f"--plot {plot_file}: expected a name that ends in .html or .png")

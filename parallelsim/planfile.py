@@ -23,16 +23,16 @@ A file that holds one bare plan (``tp: 4`` and so on) is accepted where options 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from parallelsim.errors import OutputError, PlanError, SpecError
+from parallelsim.output_files import is_unicode, write_text
 from parallelsim.plan import PLAN_FIELDS, Plan
+from parallelsim.yaml_io import dump_yaml, read_yaml, shown_file
 
 MAX_GPUS = 2**20
 MAX_STAGES = 4096
@@ -87,12 +87,12 @@ def document_text(document: PlanDocument, path: str | Path) -> str:
     """The YAML text of a document that will lie at ``path``: model, cluster and framework files are
     named relative to it.
     """
-    from parallelsim.yaml_io import dump_yaml
-
     folder = Path(os.path.abspath(path)).parent
     for name in (document.model, document.cluster, document.framework):
-        if name is not None and not _is_unicode(name):
-            raise OutputError(f"{_shown(name)}: the name is not UTF-8; a plan file cannot name it")
+        if name is not None and not is_unicode(name):
+            raise OutputError(
+                f"{shown_file(name)}: the name is not UTF-8; a plan file cannot name it"
+            )
     data = {
         "schema_version": SCHEMA_VERSION,
         "model": _relative(document.model, folder),
@@ -125,8 +125,6 @@ def read_document(path: str | Path) -> PlanDocument:
         SpecError: no YAML, unknown or missing keys, wrong types.
         PlanError: a plan in it is malformed.
     """
-    from parallelsim.yaml_io import read_yaml
-
     data = read_yaml(path)
     file = str(path)
     if "plans" not in data:
@@ -271,130 +269,3 @@ def _absolute(name: str, folder: Path) -> str:
     if not _is_path(name) or os.path.isabs(name):
         return name
     return os.path.relpath(folder / name) if (folder / name).exists() else str(folder / name)
-
-
-def check_writable(
-    path: str | Path, *, force: bool = False, inputs: Iterable[str | Path] = ()
-) -> None:
-    """Refuse early, before a search, what :func:`write_text` would refuse.
-
-    Args:
-        path: where to write.
-        force: an existing file may be replaced.
-        inputs: files that the same command reads, which even ``force`` never replaces.
-
-    Raises:
-        OutputError: the file exists (without ``force``) or is an input, is read-only, its folder
-            does not exist, or no permission.
-    """
-    shown = _shown(path)
-    if not str(path):
-        raise OutputError(f"{shown}: expected a file name")
-    if not _is_unicode(str(path)):
-        raise OutputError(f"{shown}: the name is not UTF-8; plan files could not name it")
-    target = _target(path)
-    folder = os.path.dirname(target)
-    if os.path.isdir(target):
-        raise OutputError(f"{shown}: is a folder, expected a file name")
-    if os.path.exists(target):
-        if not (_is_regular(target) or stat.S_ISCHR(os.stat(target).st_mode)):
-            raise OutputError(f"{shown}: is a pipe, socket or disk, expected a file name")
-        if any(os.path.exists(name) and os.path.samefile(name, target) for name in inputs):
-            raise OutputError(f"{shown}: is an input of this command; use another name")
-        if _is_regular(target) and not force:
-            raise OutputError(
-                f"{shown}: exists already; use --force to replace it, or another name"
-            )
-        if _is_regular(target) and _is_read_only(target):
-            raise OutputError(f"{shown}: the file is read-only; make it writable or use another")
-    elif not os.path.isdir(folder):
-        raise OutputError(f"{shown}: the folder does not exist")
-    if not os.access(
-        target if os.path.exists(target) and not _is_regular(target) else folder, os.W_OK
-    ):
-        raise OutputError(f"{shown}: no permission to write there")
-
-
-def write_text(
-    path: str | Path, text: str | bytes, *, force: bool = False, executable: bool = False
-) -> None:
-    """Write a file whole or not at all.
-
-    The text goes to a temporary file beside the target, which then takes the target's place;
-    without ``force`` the last step itself fails where a file exists, however recently it came. A
-    character device (``/dev/null``) is written to directly; pipes and the like are refused.
-
-    Raises:
-        OutputError: what is wrong; an existing file is then as it was.
-    """
-    check_writable(path, force=force)
-    target = _target(path)
-    content = text if isinstance(text, bytes) else text.encode(errors="backslashreplace")
-    try:
-        if os.path.exists(target) and not _is_regular(target):
-            with open(target, "wb") as stream:
-                stream.write(content)
-            return
-        temporary = f"{target}.{os.getpid()}.tmp"
-        mode = 0o777 if executable else 0o666
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with open(descriptor, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            _put_in_place(temporary, target, force=force)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-    except FileExistsError:
-        raise OutputError(
-            f"{_shown(path)}: exists already; use --force to replace it, or another name"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OutputError(f"{_shown(path)}: cannot write: {reason}") from None
-
-
-def _put_in_place(temporary: str, target: str, *, force: bool) -> None:
-    if force:
-        if os.path.exists(target):
-            os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
-        os.replace(temporary, target)
-        return
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if os.path.exists(target):
-            raise FileExistsError(target) from None
-        os.replace(temporary, target)
-
-
-def _target(path: str | Path) -> str:
-    """The file behind links, so that replacing it keeps the link."""
-    try:
-        return os.path.realpath(path)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{_shown(path)}: cannot write: {error}") from None
-
-
-def _is_read_only(target: str) -> bool:
-    """Nobody, or not this user, may write to it; a superuser's access alone does not tell."""
-    return not (os.stat(target).st_mode & 0o222 and os.access(target, os.W_OK))
-
-
-def _is_regular(target: str) -> bool:
-    return stat.S_ISREG(os.stat(target).st_mode)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether the text can be written as UTF-8: bytes of another encoding arrive as surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _shown(path: str | Path) -> str:
-    text = str(path)
-    text = text if text.isprintable() and text else repr(text)
-    return text if len(text) <= 200 else "..." + text[-197:]

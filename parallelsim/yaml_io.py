@@ -166,7 +166,7 @@ def shown_key(path: Iterable[str | int]) -> str:
 def shown_file(path: str | Path) -> str:
     """A file name as it may appear in a one-line message."""
     text = str(path)
-    text = text if text.isprintable() else repr(text)
+    text = text if text.isprintable() and text else repr(text)
     return text if len(text) <= 200 else "..." + text[-197:]
 
 

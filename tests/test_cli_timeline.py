@@ -115,9 +115,9 @@ def test_what_cannot_be_replayed_is_one_line_and_no_file(
     [
         "parallelsim.replay.plan_replay",
         "parallelsim.timeline.engine._run",
-        "parallelsim.planfile.check_writable",
-        "parallelsim.planfile.os.fsync",
-        "parallelsim.planfile._put_in_place",
+        "parallelsim.output_files.check_writable",
+        "parallelsim.output_files.os.fsync",
+        "parallelsim.output_files._put_in_place",
     ],
 )
 def test_an_interrupt_leaves_no_file(

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EDGES = (
     "alike",
     "targets",
+    "output_files",
     "planfile",
     "planning",
     "setting",

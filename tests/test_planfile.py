@@ -10,15 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelsim.errors import OutputError, ParallelSimError, PlanError, SpecError
+from parallelsim.output_files import check_writable, write_text
 from parallelsim.plan import CHOICES, Plan
-from parallelsim.planfile import (
-    PlanDocument,
-    RankedPlan,
-    check_writable,
-    read_document,
-    write_document,
-    write_text,
-)
+from parallelsim.planfile import PlanDocument, RankedPlan, read_document, write_document
 
 PLAN = Plan(tp=4, pp=2, dp=2, micro_batch_size=2, global_batch_size=64, schedule="1f1b", zero=1)
 DOCUMENT = PlanDocument(

@@ -25,7 +25,8 @@ from typing import Any
 
 from parallelsim.errors import OutputError, SpecError
 from parallelsim.model import ModelSpec
-from parallelsim.planfile import PlanDocument, read_document, write_document, write_text
+from parallelsim.output_files import write_text
+from parallelsim.planfile import PlanDocument, read_document, write_document
 from parallelsim.yaml_io import read_json
 
 CANDIDATES, STUDY, LOCK = "candidates.yaml", "study.json", "study.lock"
