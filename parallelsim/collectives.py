@@ -21,7 +21,7 @@ BoolArray = NDArray[np.bool_]
 ALL_TO_ALL_SHARE = 0.79
 PER_NODE_SHARE = 0.95
 """Of the NIC rate that rings reach: NCCL's all-to-all, and kernels that send a token to each node
-once (docs/equations.md T16)."""
+once (docs/equations.md T16); fitted: benchmarks/refit.py."""
 KERNEL_SPEEDUP = 1.25
 """Inside a domain, of kernels that send a token to each rank once over NCCL's all-to-all of as many
 bytes: Hybrid-EP's own tests reach 1.17 (8 B200), 1.34 (8 GB200) and 1.20 (36 GB200) times the

@@ -16,14 +16,16 @@ WGRAD_RATIO = 1.06
 FP8_K0_RATIO = 2.6
 """k0 of an fp8 GEMM over that of a 16-bit one (docs/equations.md T1)."""
 FP8_CAST_FACTOR = 0.961
-"""Measured over counted bytes of the casts (docs/equations.md T4)."""
+"""Measured over counted bytes of the casts (docs/equations.md T4); fitted: benchmarks/refit.py."""
 UNFUSED_GEMM_EFFICIENCY = 0.568
-"""Share of peak of the batched GEMMs of unfused attention (docs/equations.md T3)."""
+"""Share of peak of the batched GEMMs of unfused attention (docs/equations.md T3); fitted:
+benchmarks/refit.py."""
 UNFUSED_MEMORY_EFFICIENCY = 0.8
+"""Share of memory bandwidth of the same; assumed, as of plain streaming kernels."""
 SOFTMAX_BYTES = {"fused": (4.0, 6.0), "fused-dropout": (9.0, 11.0), "eager": (28.0, 28.0)}
 """Bytes moved for each attention score, forward and backward, without flash attention (T3)."""
 STREAM_EFFICIENCY = 0.782
-"""Share of memory bandwidth of plain streaming kernels, docs/equations.md T4."""
+"""Share of memory bandwidth of plain streaming kernels; fitted: benchmarks/refit.py."""
 GROUPED_EXPONENT = 1.5
 """How far the experts' products hide the traffic of their weights: 1 not at all, infinity fully
 (docs/equations.md T15)."""

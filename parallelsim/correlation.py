@@ -44,7 +44,7 @@ otherwise.
 
 Both are chosen by the log and Brier scores of P(best) on measured groups of plans; chosen anew with
 a source left out, they improve the scores of what is left out too. The plan predicted fastest of a
-group, sources weighing equally, is the fastest in 43 % of them, and P(best) says 47 %
+group, sources weighing equally, is the fastest in 43 % of them, and P(best) says 46 %
 (``parallelsim validate`` prints the counts)."""
 SMOOTH_LENGTH = 0.5
 """Doublings of a degree over which f changes."""

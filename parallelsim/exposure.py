@@ -17,9 +17,11 @@ from parallelsim.plan_batch import by_code
 from parallelsim.sublayers.work import Collective, Exchange
 
 RING_HOP_S = 15.1e-6
-"""Launch and synchronisation of one step of the context-parallel ring (docs/equations.md T10)."""
+"""Launch and synchronisation of one step of the context-parallel ring (docs/equations.md T10);
+fitted: benchmarks/refit.py, which the runs hardly moved from its prior."""
 TP_NIC_SHARE = 0.821
-"""Of a node's NICs that tensor-parallel collectives keep busy: they are small (T11)."""
+"""Of a node's NICs that tensor-parallel collectives keep busy: they are small (T11); fitted:
+benchmarks/refit.py."""
 BACKWARD_SHARE = 0.66
 FORWARD_SHARE = 0.33
 """Of a micro-batch's time on a stage: what gradients and parameters can hide behind (T13)."""
