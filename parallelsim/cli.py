@@ -17,10 +17,9 @@ from typing import Any, NoReturn
 import click
 
 from parallelsim.cli_help import add_examples, print_help_all
-from parallelsim.errors import ParallelSimError
+from parallelsim.errors import EXIT_INTERRUPTED, ParallelSimError
 
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -79,9 +79,8 @@ class Beside:
             number = f"{plans.cluster.num_gpus} GPUs are the best for {self.choice.objective}"
             words.append(f"{number} of the {len(self.choice.tried)} sizes that were tried.")
         if self.budget and len(plans):
-            words += (
-                [memory_words(plans, self.fastest, self.aim.slowdown)] if self.least_memory else []
-            )
+            if self.least_memory:
+                words.append(memory_words(plans, self.fastest, self.aim.slowdown))
             words += whole_run_words(plans, self.budget, "plan 1")
         if self.run and self.compared:
             from parallelsim.report.edits import compared_lines

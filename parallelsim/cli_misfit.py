@@ -14,7 +14,7 @@ import click
 from parallelsim.cli_inputs import Inputs, fit_task, search_space
 from parallelsim.cli_options import SearchOptions
 from parallelsim.cli_progress import shown_progress
-from parallelsim.errors import NoFeasiblePlanError, ParallelSimError
+from parallelsim.errors import EXIT_INTERRUPTED, NoFeasiblePlanError, ParallelSimError
 from parallelsim.plan import Plan
 from parallelsim.planfile import MAX_GPUS
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from parallelsim.fit import Task
     from parallelsim.search.result import SearchResult
 
-EXIT_INTERRUPTED = 130
 NUM_TIGHT_SHOWN = 3
 RESCUE_S = 5.0
 """The answer is known by then; what would help may take so long on top."""

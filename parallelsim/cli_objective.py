@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parallelsim.cli_inputs import Inputs, fit_task
+from parallelsim.cli_inputs import Inputs, fit_task, search_space
 from parallelsim.cli_options import Command, SearchOptions, SpecOptions
 from parallelsim.cli_values import number_up_to
 from parallelsim.cli_whole_run import RunOptions, run_options
@@ -139,13 +139,15 @@ def least_memory_first(
     inputs: Inputs, search: SearchOptions, aim: ObjectiveOptions, top: int, result: SearchResult
 ) -> SearchResult:
     """The result with the plans that need the least memory in place of the fastest."""
-    from parallelsim.cli_inputs import search_space
     from parallelsim.search.least_memory import least_memory
 
-    if not len(result.plans):
-        return result
-    space, slowdown = search_space(inputs, search), aim.slowdown
-    plans = least_memory(space, top, result.plans, slowdown, all_variants=result.all_variants)
+    plans = least_memory(
+        search_space(inputs, search),
+        top,
+        result.plans,
+        aim.slowdown,
+        all_variants=result.all_variants,
+    )
     none = result.faster_but_tight.take(slice(0))
     return replace(
         result,

@@ -28,6 +28,7 @@ from parallelsim.cli_values import (
 from parallelsim.errors import PlanError
 from parallelsim.plan import CHOICES, MODULES, PRECISIONS
 from parallelsim.planfile import MAX_BATCH, MAX_GPUS
+from parallelsim.simulate import DEFAULT_MEMORY_LIMIT, TIGHT_LIMIT
 
 SEARCHERS = ("grid", "bayesian")
 """Values of ``--searcher``."""
@@ -85,9 +86,9 @@ rank_option: Command = click.option(
 )
 memory_limit_option: Command = click.option(
     "--memory-limit",
-    type=number_up_to(1.05),
+    type=number_up_to(TIGHT_LIMIT),
     metavar="X",
-    default=0.8,
+    default=DEFAULT_MEMORY_LIMIT,
     show_default=True,
     help="Share of a GPU's memory up to which a plan counts as safe.",
 )

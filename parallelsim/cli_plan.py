@@ -12,12 +12,11 @@ from parallelsim.cli_inputs import Inputs, shown_path
 from parallelsim.cli_misfit import NUM_TIGHT_SHOWN, explain_misfit
 from parallelsim.cli_options import json_option, only_grid
 from parallelsim.cli_progress import shown_progress
+from parallelsim.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from parallelsim.robustness import Robustness
     from parallelsim.search.result import SearchResult
-
-EXIT_INTERRUPTED = 130
 
 
 @click.command()
@@ -78,7 +77,10 @@ def plan(
         more.print_before()
         _print_plans(found)
         more.print_after(result.plans)
-        _print_robustness(fared)
+        if fared:
+            from parallelsim.report.robustness import print_robustness
+
+            print_robustness(fared)
         _print_next_steps(inputs, output)
     return EXIT_INTERRUPTED if result.stopped == "interrupted" else 0
 
@@ -139,13 +141,6 @@ def _print_json(found: Answer, fared: Robustness | None = None) -> None:
 
         document["robustness"] = robustness_document(fared)
     click.echo(json_text("plan", document))
-
-
-def _print_robustness(fared: Robustness | None) -> None:
-    from parallelsim.report.robustness import print_robustness
-
-    if fared:
-        print_robustness(fared)
 
 
 def _print_plans(found: Answer) -> None:

@@ -13,13 +13,12 @@ from parallelsim.cli_answer import Answer, Asked, answer, asked_options
 from parallelsim.cli_inputs import Inputs, document_inputs, shown_path
 from parallelsim.cli_misfit import misfit_words
 from parallelsim.cli_progress import shown_progress
-from parallelsim.errors import ExportError, NoFeasiblePlanError, PlanError
+from parallelsim.errors import EXIT_INTERRUPTED, ExportError, NoFeasiblePlanError, PlanError
 
 if TYPE_CHECKING:
     from parallelsim.report.page import Report
     from parallelsim.search.result import SearchResult
 
-EXIT_INTERRUPTED = 130
 WITH_FILE = frozenset({"file", "output", "force", "top", "memory_limit", "quick"})
 """Parameters that may be given beside a file of plans."""
 

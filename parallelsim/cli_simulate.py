@@ -12,6 +12,7 @@ from parallelsim.cli_defaults import assumed_words, with_searched_defaults
 from parallelsim.cli_inputs import (
     Inputs,
     document_inputs,
+    load_inputs,
     merged_with,
     shown_path,
     size_stated_in,
@@ -81,6 +82,8 @@ def simulate(
         click.echo(json_text("simulate", document))
         return
     from parallelsim.report import single
+    from parallelsim.report.tables import print_line
+    from parallelsim.report.whole_run import whole_run_words
     from parallelsim.rules import explain
 
     for note in inputs.notes:
@@ -91,9 +94,6 @@ def simulate(
     single.print_simulation(
         simulation, explain(inputs.model, inputs.cluster, inputs.framework, one)
     )
-    from parallelsim.report.tables import print_line
-    from parallelsim.report.whole_run import whole_run_words
-
     if budget.tokens is not None:
         click.echo("")
     for words in whole_run_words(simulation, budget, "this plan"):
@@ -126,8 +126,6 @@ def one_plan(
         global_batch_size=spec.global_batch_size or fields.get("global_batch_size"),
         precision=spec.precision or fields.get("precision"),
     )
-    from parallelsim.cli_inputs import load_inputs
-
     with size_stated_in(plan_file, plan_file is not None and not resized):
         inputs = load_inputs(spec, num_gpus, any_precision=True)
     fields |= {"global_batch_size": inputs.global_batch_size, "precision": inputs.precision}

@@ -23,7 +23,7 @@ from parallelsim.cli_options import (
 from parallelsim.cli_progress import shown_progress
 from parallelsim.cli_values import axis, sequence_length, whole_number
 from parallelsim.cli_whole_run import RunOptions, run_options
-from parallelsim.errors import NoFeasiblePlanError, OutputError, SpecError
+from parallelsim.errors import EXIT_INTERRUPTED, NoFeasiblePlanError, OutputError, SpecError
 from parallelsim.planfile import MAX_BATCH, MAX_GPUS
 from parallelsim.processes import num_cores
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from parallelsim.fit import Task
     from parallelsim.sweep import Point, Row
 
-EXIT_INTERRUPTED = 130
 MAX_POINTS = 2000
 PICTURES = ("png", "svg", "html")
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import click
 
-from parallelsim.errors import PlanError
+from parallelsim.errors import PlanError, nearest_names
 from parallelsim.plan import MAX_CHUNKS, Plan, check_field
 
 Value = int | bool | str
@@ -169,9 +169,7 @@ def _as_bad_parameter() -> Iterator[None]:
 
 def _nearest(name: str, known: list[str]) -> str:
     """'did you mean ...?' for a misspelt name, else the list of what there is."""
-    import difflib
-
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    near = nearest_names(name, known)
     return f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
 
 

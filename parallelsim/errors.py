@@ -18,6 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+EXIT_INTERRUPTED = 130
+"""What the program exits with after Ctrl-C, as shells do."""
+
 
 class ParallelSimError(Exception):
     """Base of all deliberate errors; ``exit_code`` is what the program exits with."""

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallelsim.errors import OutputError, PlanError, SpecError
+from parallelsim.errors import OutputError, PlanError, SpecError, nearest_names
 from parallelsim.output_files import is_unicode, write_text
 from parallelsim.plan import PLAN_FIELDS, Plan
 from parallelsim.yaml_io import dump_yaml, read_yaml, shown_file
@@ -180,15 +180,13 @@ _LARGEST: Mapping[str, int] = {
 
 def _check_keys(data: Mapping[str, Any], file: str) -> None:
     """Refuse missing and unknown keys, wrong types and sizes out of range."""
-    from difflib import get_close_matches
-
     if data.get("schema_version") not in (None, SCHEMA_VERSION):
         problem = f"this parallelsim reads version {SCHEMA_VERSION}; a newer one may read this file"
         raise SpecError(problem, file=file, key="schema_version")
     known = {**_REQUIRED, **_OPTIONAL}
     for key in data:
         if key not in known:
-            near = get_close_matches(str(key), known, n=1)
+            near = nearest_names(str(key), known)
             hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
             raise SpecError(f"unknown key, {hint}", file=file, key=str(key)[:80])
     for key, types in known.items():

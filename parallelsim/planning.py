@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,11 @@ from parallelsim.errors import PlanError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import FIELD_TYPES, check_field, parse_recompute
-from parallelsim.simulate import DEFAULT_MEMORY_LIMIT, TIGHT_LIMIT
+from parallelsim.simulate import DEFAULT_MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from parallelsim.search.result import SearchResult
-
-Name = str | os.PathLike[str]
-"""Of the catalogue, or a file."""
+    from parallelsim.setting import Name
 
 
 def plan(
@@ -77,8 +74,6 @@ def plan(
             raise PlanError(f"{name} must be a whole number from 1, got {number!r}")
     if global_batch_size is not None:
         check_field("global_batch_size", global_batch_size)
-    if not 0 < memory_limit <= TIGHT_LIMIT:
-        raise PlanError(f"memory_limit must be above 0 and up to {TIGHT_LIMIT}, got {memory_limit}")
     given = load_setting(
         model,
         gpus,
@@ -111,6 +106,8 @@ def _fixed(fix: Mapping[str, Any]) -> dict[str, Any]:
     if "recompute" in fixed:
         fixed["recompute"], layers = parse_recompute(fixed["recompute"])
         if fixed["recompute"] == "full":
+            if "recompute_num_layers" in fix:
+                raise PlanError("fix: recompute=full:N states recompute_num_layers; leave that out")
             fixed["recompute_num_layers"] = layers
     for name, value in fixed.items():
         _checked(name, (value,))

@@ -60,6 +60,8 @@ def load_setting(
         raise SpecError(f"{model.name} states no sequence length for training; give --seq-length")
     if not isinstance(cluster, ClusterSpec):
         cluster = load_cluster(cluster or DEFAULT_CLUSTER, num_gpus, nic_gbit_per_s)
+    elif nic_gbit_per_s is not None:
+        raise SpecError(f"nic_gbit_per_s is of a cluster by its name, and {cluster.name} is loaded")
     elif num_gpus is not None:
         cluster = cluster.with_num_gpus(num_gpus)
     if not isinstance(framework, FrameworkSpec):

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelsim.errors import PlanError
-from parallelsim.simulate import DEFAULT_MEMORY_LIMIT
+from parallelsim.simulate import DEFAULT_MEMORY_LIMIT, TIGHT_LIMIT
 
 if TYPE_CHECKING:
     from parallelsim.search.result import SearchResult
@@ -68,6 +68,9 @@ class Request:
         ):
             if value is not None and value < 1:
                 raise PlanError(f"{name} must be at least 1, got {value}")
+        if not 0 < self.memory_limit <= TIGHT_LIMIT:
+            words = f"memory_limit must be above 0 and up to {TIGHT_LIMIT}"
+            raise PlanError(f"{words}, got {self.memory_limit}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise PlanError(f"timeout_s must be above 0 seconds, got {self.timeout_s}")
 

@@ -128,6 +128,8 @@ def test_nothing_safe_is_an_answer_and_best_says_why() -> None:
         ({"fix": {"tp": "2"}}, "tp must be a whole number"),
         ({"fix": {"tensor": 2}}, "unknown plan field 'tensor'"),
         ({"fix": {"recompute": "some"}}, "recompute"),
+        ({"fix": {"recompute": "full", "recompute_num_layers": 2}}, "leave that out"),
+        ({"cluster": ps.load_cluster("hgx-h100"), "nic_gbit_per_s": 400}, "is loaded"),
         ({"limit": {"tp": 2}}, "limit: tp needs several values"),
     ],
     ids=str,

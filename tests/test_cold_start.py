@@ -44,6 +44,7 @@ OTHER_COMMANDS = (
     *("cli_sweep", "cli_tune", "cli_validate", "fit", "frames", "doctor", "report.schemas"),
     *("huggingface", "huggingface_config", "schemas_model"),
     *("schemas_cluster", "schemas_framework", "measurements", "validation", "report.single"),
+    *("robustness", "report.robustness", "report.page", "report.documents"),
 )
 """Modules of parallelsim that planning from the catalogue does not need."""
 

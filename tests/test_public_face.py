@@ -38,11 +38,11 @@ def test_import_loads_no_heavy_library() -> None:
 
 def test_functions_win_over_the_modules_of_their_name() -> None:
     printed = run_python(
-        "import parallelsim.simulate, parallelsim.compare, parallelsim.search.grid\n"
-        "import parallelsim\n"
-        "print(callable(parallelsim.simulate), callable(parallelsim.compare))"
+        "import parallelsim.simulate, parallelsim.compare, parallelsim.plan\n"
+        "import parallelsim.search.grid\n"
+        "print([callable(getattr(parallelsim, n)) for n in ('simulate', 'compare', 'plan')])"
     )
-    assert printed.strip() == "True True"
+    assert printed.strip() == "[True, True, True]"
 
 
 def test_the_program_starts_without_the_heavy_libraries() -> None:

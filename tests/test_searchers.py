@@ -131,7 +131,8 @@ def test_where_nothing_fits_the_answer_says_why(make: Callable[[], Searcher]) ->
 
 
 def test_requests_that_nothing_can_answer_are_refused() -> None:
-    for name, value in (("budget", 0), ("top_k", 0), ("timeout_s", 0.0), ("timeout_s", math.nan)):
+    wrong = (("budget", 0), ("top_k", 0), ("timeout_s", 0.0), ("timeout_s", math.nan))
+    for name, value in (*wrong, ("memory_limit", 0.0), ("memory_limit", 80.0)):
         with pytest.raises(PlanError, match=name):
             Request(**{name: value})  # type: ignore[arg-type]
 

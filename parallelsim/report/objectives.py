@@ -81,8 +81,8 @@ def memory_words(simulation: Simulation, fastest: Simulation, max_slowdown: floa
     peak, step = float(simulation.peak_memory_bytes[0]), float(simulation.step_time_s[0])
     first = float(fastest.step_time_s[0])
     return (
-        f"Plan 1 needs the least memory of all plans at most {max_slowdown:.0%} slower than the "
-        f"fastest (--max-slowdown), {format_bytes(peak)} of "
+        f"Plan 1 needs the least memory of all plans at most {100 * max_slowdown:g}% slower than "
+        f"the fastest (--max-slowdown), {format_bytes(peak)} of "
         f"{format_bytes(simulation.memory_capacity_bytes)}. The fastest safe plan "
         f"({degrees(fastest.plans.plan(0))}) takes {format_seconds(first)} and "
         f"{format_bytes(float(fastest.peak_memory_bytes[0]))}: plan 1 takes "
