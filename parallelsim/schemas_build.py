@@ -52,10 +52,10 @@ from parallelsim.units import GB, GIB, MIB, MICRO, TERA
 from parallelsim.yaml_io import in_file, shown, shown_file
 
 BYTES_PER_S_PER_GBIT = 1e9 / 8
-ADDED_NIC_EFFICIENCY = 0.62
+ADDED_NIC_EFFICIENCY = 0.713
 ADDED_NIC_LATENCY_S = 11e-6
-"""Of a network that the user adds to a file without one: fitted on published A100 runs over
-InfiniBand and RoCE, the lower of the two generations that were fitted (NDR: 0.85, 10 us)."""
+"""Of a network that the user adds to a file without one: those of dgx-a100-80gb, which are fitted
+(docs/accuracy_leave_out.md) and lower than InfiniBand NDR's (0.751, 10 us)."""
 
 FRAMEWORK_GROUPS: Mapping[str, type] = {
     "capabilities": Capabilities,

@@ -13,7 +13,7 @@ from mutations import assert_readable, mutated
 from parallelsim.catalog import cluster_names, load_accelerator, load_cluster
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import ParallelSimError, SpecError, UnknownNameError
-from parallelsim.schemas_build import ADDED_NIC_EFFICIENCY, build_cluster
+from parallelsim.schemas_build import build_cluster
 from parallelsim.schemas_cluster import checked_cluster
 from parallelsim.yaml_io import dump_yaml
 
@@ -163,7 +163,9 @@ def test_beyond_one_node_an_unstated_network_is_asked_for(name: str) -> None:
         load_cluster(name, 16)
     added = load_cluster(name, 16, nic_gbit_per_s=100).tiers[1]
     assert added.bandwidth_bytes_per_s == pytest.approx(12.5e9)
-    assert (added.size, added.efficiency) == (None, ADDED_NIC_EFFICIENCY)
+    fitted = load_cluster("dgx-a100-80gb").tiers[-1]
+    assert (added.size, added.efficiency) == (None, fitted.efficiency)
+    assert added.latency_s == fitted.latency_s
 
 
 def test_stated_network_is_overridden_and_keeps_its_efficiency() -> None:
