@@ -21,7 +21,7 @@ def export(
 ) -> str:
     """The script, which bash has parsed."""
     place = load_cluster(cluster, plan.num_gpus)
-    script = export_megatron(model, place, MEGATRON, plan, version)
+    script = export_megatron(model, place, MEGATRON, plan, version=version)
     done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     return script

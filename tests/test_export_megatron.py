@@ -48,7 +48,7 @@ NODE = load_cluster("hgx-h100", 8)
 
 
 def export(plan=PLAN, model=LLAMA, cluster=H100, framework=MEGATRON, version=DEFAULT_VERSION):
-    return export_megatron(model, cluster, framework, plan, version)
+    return export_megatron(model, cluster, framework, plan, version=version)
 
 
 def arguments(script: str, tmp_path: Path, **env: str) -> tuple[list[str], dict[str, str]]:

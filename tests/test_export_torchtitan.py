@@ -44,7 +44,7 @@ REPLICATED = {
 
 
 def export(plan: Plan = PLAN, version: str = RELEASE, framework=TITAN, model=LLAMA) -> str:
-    return export_torchtitan(model, H100, framework, plan, version)
+    return export_torchtitan(model, H100, framework, plan, version=version)
 
 
 def test_the_toml_says_the_plan():

@@ -168,7 +168,7 @@ def test_versions_without_the_flag_refuse_in_one_line() -> None:
     ]
     assert not list(plan_refusals(MODEL, EVEN, old))
     for version in VERSIONS:
-        assert "parallel-layout" in export_megatron(MODEL, CLUSTER, MEGATRON, FREE, version)
+        assert "parallel-layout" in export_megatron(MODEL, CLUSTER, MEGATRON, FREE, version=version)
 
 
 @pytest.mark.parametrize("name", ["llm-foundry", "nanotron", "internevo", "megatron-lm-2022"])

@@ -348,7 +348,9 @@ def main() -> int:
             lines = [
                 oracle_line(
                     case,
-                    export_megatron(case.model, case.cluster, framework, case.plan, version.name),
+                    export_megatron(
+                        case.model, case.cluster, framework, case.plan, version=version.name
+                    ),
                     Path(name),
                 )
                 for case in group

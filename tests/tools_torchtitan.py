@@ -152,7 +152,7 @@ def cases(version: str, count: int, folder: Path) -> tuple[list[dict[str, object
                 for change in ({"sequence_parallel": plan.tp > 1}, {}):
                     try:
                         text = export_torchtitan(
-                            model, cluster, framework, replace(plan, **change), version
+                            model, cluster, framework, replace(plan, **change), version=version
                         )
                         break
                     except ExportError as error:

@@ -10,15 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from parallelsim.cluster import ClusterSpec
-from parallelsim.exporters.target import (
-    check_expressible,
-    check_version,
-    heading,
-    overlap_refusals,
-    unsaid,
-)
+from parallelsim.exporters.target import Inputs, checked_heading, overlap_refusals, unsaid
 from parallelsim.exporters.torchtitan import ROTATIONS
-from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 from parallelsim.yaml_io import dump_yaml
@@ -40,23 +33,16 @@ SAID = (
 )
 
 
-def export_accelerate(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    plan: Plan,
-    version: str = RELEASE,
-) -> str:
+def export_accelerate(*inputs: *Inputs, version: str = RELEASE) -> str:
     """The configuration that ``accelerate launch`` runs a program with as the plan says.
 
     Raises:
         ExportError: the version is unknown, or accelerate cannot run the plan; says why.
     """
-    check_version("accelerate", version, (RELEASE,))
-    inputs = (model, cluster, framework, plan)
-    check_expressible("accelerate", f"accelerate {version}", inputs, (), refusals(model, plan))
+    model, cluster, _, plan = inputs
+    of_plan = refusals(model, plan)
     head = [
-        *heading(model, cluster, framework, plan, f"accelerate {version}"),
+        *checked_heading("accelerate", version, (RELEASE,), inputs, (), of_plan),
         "# Start it on every node: accelerate launch --config_file FILE",
         "#   --main_process_ip FIRST_NODE --main_process_port PORT PROGRAM",
         f"# The program: per_device_train_batch_size={plan.micro_batch_size},",

@@ -19,8 +19,7 @@ from parallelsim.exporters import megatron
 from parallelsim.exporters.megatron_flags import DEFAULT_VERSION, VERSIONS
 from parallelsim.exporters.megatron_model import model_refusals
 from parallelsim.exporters.megatron_states import environment
-from parallelsim.exporters.target import check_expressible, check_version, heading
-from parallelsim.framework import FrameworkSpec
+from parallelsim.exporters.target import Inputs, checked_heading
 from parallelsim.layers import LatentAttention
 from parallelsim.model import ModelSpec
 from parallelsim.operators import rank_vocab
@@ -116,25 +115,15 @@ Override = tuple[str, str]
 """(field behind ``cfg.``, Python source of its value)."""
 
 
-def export_bridge(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    plan: Plan,
-    version: str = MAIN,
-) -> str:
+def export_bridge(*inputs: *Inputs, version: str = MAIN) -> str:
     """A program that trains ``model`` with Megatron-Bridge as the plan says.
 
     Raises:
         ExportError: the version is unknown, or Megatron-Bridge cannot run the plan; says why.
     """
-    check_version("Megatron-Bridge", version, (MAIN,))
-    inputs = (model, cluster, framework, plan)
-    software = f"Megatron-Bridge {version}"
-    check_expressible(
-        "megatron-bridge", software, inputs, model_refusals(model, CORE), refusals(*inputs)
-    )
-    head = heading(model, cluster, framework, plan, software)
+    model, cluster, _, plan = inputs
+    of_model, of_plan = model_refusals(model, CORE), refusals(*inputs)
+    head = checked_heading("megatron-bridge", version, (MAIN,), inputs, of_model, of_plan)
     said = overrides(*inputs)
     body = _BODY.format(
         environment="\n".join(_environment(cluster, plan)),
@@ -144,10 +133,9 @@ def export_bridge(
     return "\n".join([*head, "# Start it on every node: torchrun ... FILE", body])
 
 
-def refusals(
-    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
-) -> Iterator[str]:
+def refusals(*inputs: *Inputs) -> Iterator[str]:
     """What of a valid plan Megatron-Core cannot run, or Bridge's GPT recipe has no field for."""
+    model, _, _, plan = inputs
     yield from megatron.refusals(model, plan, CORE)
     if plan.precision == "fp32":
         yield "its recipes train in 16-bit mixed precision, not fp32"
@@ -158,18 +146,17 @@ def refusals(
     if model.position_embedding == "learned" and model.max_seq_length != model.seq_length:
         yield f"it learns {model.seq_length} positions, those of a sequence, not the model's"
     known = MODEL | RENAMED.keys() | OFF.keys() | SAID_OTHERWISE
-    names = (name for name, _ in _flags(model, cluster, framework, plan))
+    names = (name for name, _ in _flags(*inputs))
     if unknown := [f"--{name}" for name in names if name not in known]:
         yield f"its GPT recipe has no field for Megatron-LM's {', '.join(unknown)}"
 
 
-def overrides(
-    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
-) -> list[Override]:
+def overrides(*inputs: *Inputs) -> list[Override]:
     """Fields of the recipe in order; :func:`refusals` must have found nothing.
 
     What Megatron-LM's script leaves at defaults is said where the recipe's are others.
     """
+    model, _, _, plan = inputs
     rows = int(rank_vocab(model, np.array([plan.tp]))[0]) * plan.tp
     said = {"model": "MLAModelProvider()"} if _has_latents(model) else {}
     if model.has_experts:
@@ -193,7 +180,7 @@ def overrides(
         "mixed_precision": "fp16_mixed()" if plan.precision == "fp16" else "bf16_mixed()",
         "mixed_precision.grad_reduce_in_fp32": repr(plan.grad_dtype == "fp32"),
     }
-    for name, words in _flags(model, cluster, framework, plan):
+    for name, words in _flags(*inputs):
         if name in ACTIVATIONS:
             function, gated = ACTIVATIONS[name]
             said |= {"model.activation_func": function, "model.gated_linear_unit": repr(gated)}
@@ -202,12 +189,9 @@ def overrides(
     return list(said.items())
 
 
-def _flags(
-    model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
-) -> Iterator[tuple[str, list[str]]]:
+def _flags(*inputs: *Inputs) -> Iterator[tuple[str, list[str]]]:
     """(name without dashes, its words) of what Megatron-LM's script says of model and plan."""
-    groups = megatron.flag_groups(model, cluster, framework, plan, CORE)
-    for group in groups:
+    for group in megatron.flag_groups(*inputs, CORE):
         if group.array == "TRAINING_ARGS":
             continue
         for flag in group.flags:

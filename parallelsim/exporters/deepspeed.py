@@ -12,9 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from parallelsim.cluster import ClusterSpec
-from parallelsim.exporters.target import check_expressible, check_version, unsaid
-from parallelsim.framework import FrameworkSpec
+from parallelsim.exporters.target import Inputs, checked_heading, unsaid
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
@@ -29,21 +27,14 @@ PREFETCH_VALUES = 50_000_000
 """DeepSpeed's own default of ``stage3_prefetch_bucket_size``."""
 
 
-def export_deepspeed(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    plan: Plan,
-    version: str = RELEASE,
-) -> str:
+def export_deepspeed(*inputs: *Inputs, version: str = RELEASE) -> str:
     """The configuration that DeepSpeed trains ``model`` with as the plan says.
 
     Raises:
         ExportError: the version is unknown, or DeepSpeed cannot run the plan; says why.
     """
-    check_version("DeepSpeed", version, (RELEASE,))
-    inputs = (model, cluster, framework, plan)
-    check_expressible("deepspeed", f"DeepSpeed {version}", inputs, (), refusals(plan))
+    model, _, _, plan = inputs
+    checked_heading("deepspeed", version, (RELEASE,), inputs, (), refusals(plan))
     return json.dumps(configuration(model, plan), indent=2) + "\n"
 
 

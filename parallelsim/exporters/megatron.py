@@ -27,43 +27,32 @@ from parallelsim.exporters.megatron_flags import (
 )
 from parallelsim.exporters.megatron_hybrid import hybrid, hybrid_plan_refusals, mixer_of
 from parallelsim.exporters.megatron_model import architecture, model_refusals
-from parallelsim.exporters.target import check_expressible, check_version, heading
+from parallelsim.exporters.target import Inputs, check_expressible, check_version, heading
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
 
-def export_megatron(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    plan: Plan,
-    version: str = DEFAULT_VERSION,
-) -> str:
+def export_megatron(*inputs: *Inputs, version: str = DEFAULT_VERSION) -> str:
     """A complete bash script that trains ``model`` with Megatron-LM as the plan says.
 
     Args:
-        model: the model, at the sequence length to train with.
-        cluster: sets nodes, GPUs of a node, and the environment that the accelerator needs.
-        framework: must be launched by Megatron-LM.
-        plan: must break no rule.
+        inputs: the model at the sequence length to train with; the cluster, which sets nodes, GPUs
+            of a node, and the environment that the accelerator needs; a framework that Megatron-LM
+            launches; a plan that breaks no rule.
         version: one of ``megatron_flags.VERSIONS``; flags differ between versions.
 
     Raises:
         ExportError: the version is unknown, or Megatron-LM cannot run the plan; says why.
     """
-    check_version("Megatron-LM", version, VERSIONS)
+    model, cluster, _, plan = inputs
+    check_version("megatron", version, VERSIONS)
     chosen = VERSIONS[version]
-    check_expressible(
-        "megatron",
-        "Megatron-LM",
-        (model, cluster, framework, plan),
-        model_refusals(model, chosen),
-        refusals(model, plan, chosen),
-    )
-    present = flag_groups(model, cluster, framework, plan, chosen)
+    of_model, of_plan = model_refusals(model, chosen), refusals(model, plan, chosen)
+    check_expressible("megatron", "Megatron-LM", inputs, of_model, of_plan)
+    present = flag_groups(*inputs, chosen)
     parts = [
-        _header(model, cluster, framework, plan, chosen),
+        _header(inputs, chosen),
         _settings(model, cluster),
         _environment(cluster, plan),
         *(_array(group) for group in present),
@@ -121,15 +110,9 @@ def refusals(model: ModelSpec, plan: Plan, version: MegatronVersion) -> list[str
     ]
 
 
-def _header(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    plan: Plan,
-    version: MegatronVersion,
-) -> str:
+def _header(inputs: Inputs, version: MegatronVersion) -> str:
     software = f"Megatron-LM {version.name} ({version.title})"
-    lines = heading(model, cluster, framework, plan, software)
+    lines = heading(*inputs, software)
     lines[-1] += " Start it once on every node."
     return "\n".join(["#!/usr/bin/env bash", *lines, "set -euo pipefail", ""])
 

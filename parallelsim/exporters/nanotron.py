@@ -11,16 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from parallelsim.alike import are_alike
-from parallelsim.cluster import ClusterSpec
-from parallelsim.exporters.target import (
-    check_expressible,
-    check_version,
-    heading,
-    overlap_refusals,
-    unsaid,
-)
+from parallelsim.exporters.target import Inputs, checked_heading, overlap_refusals, unsaid
 from parallelsim.exporters.torchtitan_models import Flavor
-from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import Attention
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
@@ -35,25 +27,18 @@ SAID = (
 )
 
 
-def export_nanotron(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    plan: Plan,
-    version: str = MAIN,
-) -> str:
+def export_nanotron(*inputs: *Inputs, version: str = MAIN) -> str:
     """A complete configuration that trains ``model`` with nanotron as the plan says.
 
     Raises:
         ExportError: the version is unknown, or nanotron cannot run the plan; says why.
     """
-    check_version("nanotron", version, (MAIN,))
-    inputs = (model, cluster, framework, plan)
+    model, _, _, plan = inputs
     llama = llama_of(model)
     of_model = [] if llama else ["it builds Llama's decoders: equal layers without biases"]
-    check_expressible("nanotron", f"nanotron {version}", inputs, of_model, refusals(model, plan))
+    of_plan = refusals(model, plan)
+    head = checked_heading("nanotron", version, (MAIN,), inputs, of_model, of_plan)
     assert llama is not None
-    head = heading(model, cluster, framework, plan, f"nanotron {version}")
     head += ["# Start it on every node: torchrun ... run_train.py --config-file FILE"]
     head += ["# PLACEHOLDERS: data, tokenizer, checkpoints, optimizer's rates, train_steps."]
     return "\n".join(head) + "\n" + dump_yaml(configuration(model, plan, llama))

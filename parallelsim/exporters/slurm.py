@@ -11,12 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from parallelsim.cluster import ClusterSpec
-from parallelsim.exporters.target import heading
+from parallelsim.exporters.target import Inputs, heading
 from parallelsim.exporters.torchtitan_models import MAIN as TITAN_MAIN
-from parallelsim.framework import FrameworkSpec
-from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan
 from parallelsim.targets import TARGETS
 
 Exporter = Callable[..., str]
@@ -79,18 +75,11 @@ LAUNCHES = {
 def under_slurm(target: str, write: Exporter) -> Exporter:
     """The exporter of ``slurm-TARGET``: what ``write`` exports, with the script that submits it."""
 
-    def export(
-        model: ModelSpec,
-        cluster: ClusterSpec,
-        framework: FrameworkSpec,
-        plan: Plan,
-        version: str | None = None,
-    ) -> str:
-        chosen = {} if version is None else {"version": version}
-        inner = write(model, cluster, framework, plan, **chosen)
-        launch = LAUNCHES.get(f"{target} {version}", LAUNCHES[target])
-        software = f"{TARGETS[target].title} under Slurm"
-        head = heading(model, cluster, framework, plan, software)
+    def export(*inputs: *Inputs, **options: str) -> str:
+        model, cluster, _, plan = inputs
+        inner = write(*inputs, **options)
+        launch = LAUNCHES.get(f"{target} {options.get('version')}", LAUNCHES[target])
+        head = heading(*inputs, f"{TARGETS[target].title} under Slurm")
         facts = {
             "nodes": cluster.num_nodes,
             "gpus": min(cluster.gpus_per_node, cluster.num_gpus),

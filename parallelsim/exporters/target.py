@@ -19,22 +19,44 @@ DEGREES = ("tp", "cp", "pp", "dp", "micro_batch_size", "global_batch_size", "sch
 """Fields that every target says or refuses by name."""
 
 
-def check_version(software: str, version: str, known: Collection[str]) -> None:
+Inputs = tuple[ModelSpec, ClusterSpec, FrameworkSpec, Plan]
+"""What an exporter writes, after which comes the target's version."""
+
+
+def checked_heading(
+    target: str,
+    version: str,
+    known: Collection[str],
+    inputs: Inputs,
+    of_model: Iterable[str],
+    of_plan: Iterable[str],
+) -> list[str]:
+    """The heading of a file, once a known version of the target can run the plan as planned.
+
+    Raises:
+        ExportError: as :func:`check_version` and :func:`check_expressible`.
+    """
+    check_version(target, version, known)
+    software = f"{TARGETS[target].title} {version}"
+    check_expressible(target, software, inputs, of_model, of_plan)
+    return heading(*inputs, software)
+
+
+def check_version(target: str, version: str, known: Collection[str]) -> None:
     """Refuse a version that the target does not know.
 
     Raises:
         ExportError: it is unknown.
     """
     if version not in known:
-        raise ExportError(
-            f"unknown {software} version {version[:40]!r}; choose from {', '.join(known)}"
-        )
+        software, names = TARGETS[target].title, ", ".join(known)
+        raise ExportError(f"unknown {software} version {version[:40]!r}; choose from {names}")
 
 
 def check_expressible(
     target: str,
     software: str,
-    inputs: tuple[ModelSpec, ClusterSpec, FrameworkSpec, Plan],
+    inputs: Inputs,
     of_model: Iterable[str],
     of_plan: Iterable[str],
 ) -> None:

@@ -11,14 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from parallelsim.cluster import ClusterSpec
-from parallelsim.exporters.target import (
-    check_expressible,
-    check_version,
-    heading,
-    overlap_refusals,
-    unsaid,
-)
+from parallelsim.exporters.target import Inputs, checked_heading, overlap_refusals, unsaid
 from parallelsim.exporters.torchtitan_models import (
     MAIN,
     RELEASE,
@@ -27,7 +20,6 @@ from parallelsim.exporters.torchtitan_models import (
     flavor_of,
 )
 from parallelsim.exporters.torchtitan_python import python_module
-from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 
@@ -58,29 +50,19 @@ SAID = (
 )
 
 
-def export_torchtitan(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    plan: Plan,
-    version: str = RELEASE,
-) -> str:
+def export_torchtitan(*inputs: *Inputs, version: str = RELEASE) -> str:
     """A complete configuration that trains ``model`` with torchtitan as the plan says.
 
     Raises:
         ExportError: the version is unknown, or torchtitan cannot run the plan; says why.
     """
-    check_version("torchtitan", version, VERSIONS)
+    model, _, _, plan = inputs
     flavor = flavor_of(model, version)
-    check_expressible(
-        "torchtitan",
-        f"torchtitan {version}",
-        (model, cluster, framework, plan),
-        [] if flavor else [f"no model that it registers has these layers (known: {described()})"],
-        refusals(model, plan, flavor, version) if flavor else (),
-    )
+    unknown = f"no model that it registers has these layers (known: {described()})"
+    of_plan = refusals(model, plan, flavor, version) if flavor else ()
+    of_model = () if flavor else (unknown,)
+    head = checked_heading("torchtitan", version, VERSIONS, inputs, of_model, of_plan)
     assert flavor is not None
-    head = heading(model, cluster, framework, plan, f"torchtitan {version}")
     if version == MAIN:
         return python_module(
             head,
