@@ -25,6 +25,7 @@ NEEDED = {
 }
 """Modules that come with parallelsim, and what they are for."""
 OPTIONAL = {
+    "pandas": ("to_frame() in Python", "frames"),
     "torch": ("plan --sampler gp", "gp"),
     "scipy": ("plan --sampler gp", "gp"),
     "psycopg": ("plan --storage postgresql://...", "postgresql"),

@@ -69,7 +69,7 @@ def test_replayed_simulation_is_the_programs(result: ps.SearchResult, tmp_path: 
 
 
 def test_frame_has_the_numbers_of_the_rows(result: ps.SearchResult) -> None:
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason="needs pandas (extra 'frames')")
     frame = result.to_frame()
     assert list(frame["rank"]) == list(range(1, len(frame) + 1))
     assert len(frame) == len(result.plans) + len(result.faster_but_tight)

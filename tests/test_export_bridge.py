@@ -180,7 +180,9 @@ def test_models_of_other_recipes_are_refused():
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "deepseek-v2-lite"])
 def test_bridges_own_translator_agrees(name):
     """With the folder scripts/ of a checkout of Megatron-Bridge on PYTHONPATH."""
-    theirs = pytest.importorskip("translate_mlm_to_bridge")
+    theirs = pytest.importorskip(
+        "translate_mlm_to_bridge", reason="no scripts/ of Megatron-Bridge on PYTHONPATH"
+    )
     inputs = (load_model(name), H100, MEGATRON)
     for plan, _ in some_plans(export_bridge, inputs, 512, count=8, seed=name):
         groups = flag_groups(*inputs, plan)

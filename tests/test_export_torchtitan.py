@@ -231,7 +231,7 @@ def test_a_configuration_that_cannot_be_read_is_one_line(old, new, message):
 
 
 def test_torchtitan_itself_reads_the_file(tmp_path):
-    pytest.importorskip("torchtitan.config.job_config")
+    pytest.importorskip("torchtitan.config.job_config", reason="torchtitan is not installed")
     from torchtitan.config import ConfigManager  # type: ignore[import-not-found]
 
     path = tmp_path / "run.toml"

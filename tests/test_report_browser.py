@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from parallelsim.cli import main
 
-pytest.importorskip("matplotlib")
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright (extra 'browser')")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")

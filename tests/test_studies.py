@@ -2,7 +2,6 @@
 
 import json
 import os
-import pwd
 import shutil
 import socket
 import sqlite3
@@ -82,6 +81,8 @@ def postgresql(tmp_path: Path) -> Iterator[str]:
         pytest.skip("no initdb and postgres here (Debian: postgresql)")
     runas: dict[str, Any] = {"cwd": "/"}
     if os.geteuid() == 0:
+        import pwd
+
         try:
             runas |= {"user": pwd.getpwnam("postgres").pw_uid, "extra_groups": []}
         except KeyError:
