@@ -57,11 +57,16 @@ class Inputs:
         }
 
     def header(self, memory_limit: float) -> str:
-        """The inputs in a few lines for people."""
-        from parallelsim.report.plans import header
+        """The inputs in a few lines for people, as wide as the terminal."""
         from parallelsim.report.tables import paragraph
 
-        lines = header(
+        return "\n".join(paragraph(line) for line in self.header_lines(memory_limit))
+
+    def header_lines(self, memory_limit: float) -> list[str]:
+        """The inputs in a few lines for people."""
+        from parallelsim.report.plans import header
+
+        return header(
             self.model,
             self.cluster,
             self.framework,
@@ -70,7 +75,6 @@ class Inputs:
             memory_limit=memory_limit,
             overrides=self.options.overrides,
         )
-        return "\n".join(paragraph(line) for line in lines)
 
     def document(self, *ranked: Simulation) -> PlanDocument:
         """A document of all plans, ranked through: safe ones first, then tight ones."""

@@ -162,7 +162,7 @@ def _report(inputs: Inputs, memory_limit: float, result: SearchResult, command: 
     )
     script, no_script = _script(inputs, result)
     return Report(
-        header=inputs.header(memory_limit).splitlines(),
+        header=inputs.header_lines(memory_limit),
         result=result,
         is_search=True,
         notes=inputs.notes,

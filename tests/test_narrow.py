@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from parallelsim.cli import main
-from parallelsim.report.tables import Column, table_lines
+from parallelsim.report.tables import Column, print_table
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
 COLUMNS = 40
@@ -58,9 +58,8 @@ def test_no_line_is_wider_than_the_terminal(line: str, words: str, folder: Path)
 
 
 def test_rows_that_do_not_fit_are_stacked_with_their_headers(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(COLUMNS))
     columns = [
         Column("", "left"),
         Column("GPUs"),
@@ -69,8 +68,12 @@ def test_rows_that_do_not_fit_are_stacked_with_their_headers(
         Column("more", priority=1),
     ]
     rows = [["*", "1024", "one of the longer names", "12.9 min", "a"], ["", "16", "x", "-", "b"]]
-    assert table_lines(columns, rows, 60)[1].split()[0] == "*"
-    assert table_lines(columns, rows, COLUMNS) == [
+    monkeypatch.setenv("COLUMNS", "60")
+    assert print_table(columns, rows) == []
+    assert capsys.readouterr().out.splitlines()[1].split()[0] == "*"
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    assert print_table(columns, rows) == ["more"]
+    assert capsys.readouterr().out.splitlines() == [
         "*, GPUs 1024, software one of the longer",
         "  names, pays after 12.9 min",
         "GPUs 16, software x, pays after -",

@@ -67,7 +67,8 @@ class Page(HTMLParser):
 
 
 def report(*args: str) -> Result:
-    return CliRunner().invoke(main, ["report", *args])
+    """Of a narrow terminal, which is nothing to the page."""
+    return CliRunner(env={"COLUMNS": "40"}).invoke(main, ["report", *args])
 
 
 def check_structure(file: Path, limit: int = 400_000) -> Page:
@@ -105,6 +106,7 @@ def test_page_is_one_whole_file_that_shows_every_plan_and_its_script(
         r'<tr class="(?:safe|tight)[^"]*"><th scope="row" data-v="(\d+)"', plans[0].read_text()
     )
     assert [int(rank) for rank in rows] == [entry.rank for entry in document.plans]
+    assert re.search('<p class="about">batch .* a step.*safe up to .*</p>', plans[0].read_text())
     for heading in ("Run plan 1", "Why it wins", "Where the time goes", "Not modelled"):
         assert heading in page.text
     script = CliRunner().invoke(main, ["export", str(plans[1]), "--to", "megatron"]).stdout

@@ -69,18 +69,9 @@ def paragraph(text: str, indent: int = 0, hanging: int | None = None) -> str:
     )
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """The header and the rows as lines of at most ``width`` characters, where columns may go.
-
-    Where those that stay are too wide, each row is a paragraph that names its cells.
-    """
-    keep = shown_columns(columns, rows, width)
-    columns = [columns[i] for i in keep]
-    rows = [[row[i] for i in keep] for row in rows]
-    widths = _widths(columns, rows)
-    if _line_width(widths) > width:
-        return _stacked(columns, rows)
-    lines = []
+def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The header and the rows in columns."""
+    widths, lines = _widths(columns, rows), []
     for cells in ([column.header for column in columns], *rows):
         parts = [
             cell.ljust(size) if column.justify == "left" else cell.rjust(size)
@@ -114,24 +105,25 @@ def print_table(
 ) -> list[str]:
     """Print rows of text under headers; the first ``bold_rows`` stand out on a terminal.
 
-    Returns the headers of columns that the terminal is too narrow for.
+    Returns the headers of columns that the terminal is too narrow for. Where those that always stay
+    are too wide for it, each row is a paragraph that names its cells.
 
     Only a terminal gets colours, and only then is rich imported: it takes a tenth of a cold start.
     """
     width = shutil.get_terminal_size().columns
-    lines = table_lines(columns, rows, width)
     kept = shown_columns(columns, rows, width)
     left_out = [column.header for i, column in enumerate(columns) if i not in kept]
-    if not sys.stdout.isatty():
+    columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    is_table = _line_width(_widths(columns, rows)) <= width
+    lines = _aligned(columns, rows) if is_table else _stacked(columns, rows)
+    if not (is_table and sys.stdout.isatty()):
         sys.stdout.write("\n".join(lines) + "\n")
         return left_out
     from rich.console import Console
     from rich.text import Text
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    stacked = lines[0].split() != " ".join(columns[i].header for i in kept).split()
     for index, line in enumerate(lines):
         style = "bold" if index == 0 else "bold green" if index <= bold_rows else ""
-        style = "" if stacked else style
         console.print(Text(line, style=style), no_wrap=True, overflow="ignore", crop=False)
     return left_out
