@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from math import isclose
 from typing import Any, Literal
 
@@ -76,16 +75,17 @@ def _needed(module: str, use: str) -> Check:
     try:
         __import__(module)
         return Check(module, "ok", _version(module))
-    except (ImportError, PackageNotFoundError) as error:
-        name = _DISTRIBUTIONS.get(module, module)
-        return Check(module, "broken", f"{error}, for {use}", f"pip install --upgrade {name}")
+    except Exception as error:  # damaged packages raise whatever they like
+        name, words = _DISTRIBUTIONS.get(module, module), " ".join(str(error).split())
+        return Check(module, "broken", f"{words}, for {use}", f"pip install --upgrade {name}")
 
 
 def _optional(module: str, use: str, extra: str) -> Check:
-    if find_spec(module) is None:
+    try:
+        return Check(module, "ok", _version(module))
+    except PackageNotFoundError:
         advice = f"if you want that: pip install 'parallelsim[{extra}]'"
         return Check(module, "note", f"not installed, for {use}", advice)
-    return Check(module, "ok", _version(module))
 
 
 def _terminal() -> Iterator[Check]:

@@ -44,17 +44,28 @@ def test_it_knows_every_package_of_the_project() -> None:
         assert {re.match(r"\w+", text)[0] for text in texts} == modules
 
 
-def test_what_is_missing_or_damaged_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_or_damaged_is_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def damaged(name: str) -> Any:
         raise SpecError("no YAML", file=name)
 
+    (tmp_path / "damaged_module.py").write_text("raise SystemError('other\\nversion')")
+    (tmp_path / "pandas").mkdir()  # a folder of the user's is no package
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(doctor.NEEDED, "damaged_module", "tests")
     monkeypatch.setitem(doctor.NEEDED, "no_such_module", "tests")
     monkeypatch.setattr(catalog, "load_framework", damaged)
     monkeypatch.setattr(catalog, "framework_names", lambda: ("one", "two"))
     broken = [check for check in doctor.checks() if check.status == "broken"]
-    assert [check.name for check in broken[:2]] == ["no_such_module", "frameworks"]
-    assert broken[0].advice == "pip install --upgrade no_such_module"
-    assert "one: no YAML; two: no YAML" in broken[1].found
+    assert [check.name for check in broken[:3]] == [
+        "damaged_module",
+        "no_such_module",
+        "frameworks",
+    ]
+    assert broken[0].found == "other version, for tests"
+    assert broken[1].advice == "pip install --upgrade no_such_module"
+    assert "one: no YAML; two: no YAML" in broken[2].found
 
 
 def test_a_wrong_result_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
