@@ -381,11 +381,15 @@ def test_version_and_no_arguments() -> None:
 
 
 def start(*args: str, stdout: Any) -> subprocess.Popen[str]:
-    """In a process group of its own."""
+    """In a process group of its own, which hears Ctrl-C though the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "parallelsim", *args]
-    return subprocess.Popen(
-        command, text=True, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
-    )
+    try:
+        return subprocess.Popen(
+            command, text=True, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
