@@ -209,7 +209,11 @@ def compare(file: str, top: int, as_json: bool) -> None:
     metavar="TARGET",
     help=f"What will run it: {WORDS}.",
 )
-@click.option("--target-version", metavar="V", help="Its version.  [default: the newest known]")
+@click.option(
+    "--target-version",
+    metavar="V",
+    help="Its version.  [default: the first one that docs/export.md lists]",
+)
 @click.option("--output", "-o", metavar="PATH", help="Where to write it.  [default: stdout]")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def export(

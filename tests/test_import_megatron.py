@@ -24,6 +24,8 @@ from parallelsim.exporters.megatron import export_megatron, refusals
 from parallelsim.exporters.megatron_flags import DEFAULT_VERSION, VERSIONS
 from parallelsim.exporters.megatron_hybrid import chunk_layers, mixer_of
 from parallelsim.importers.bash import commands
+from parallelsim.importers.bash_conditions import holds
+from parallelsim.importers.bash_expand import Variables
 from parallelsim.importers.megatron import import_megatron
 from parallelsim.importers.readers import reader_of
 from parallelsim.plan import Plan
@@ -242,6 +244,20 @@ def test_degrees_that_do_not_divide_the_gpus_say_so() -> None:
     run = import_megatron(f"torchrun --nproc_per_node 9 pretrain_gpt.py {BARE}")
     with pytest.raises(PlanError, match="tp=2 x cp=1 x pp=1 = 2 does not divide 9 GPUs"):
         run.plan(run.num_gpus or 0)
+
+
+@pytest.mark.parametrize(
+    ("condition", "value"),
+    [
+        *[("many -gt 1", None), ("! many -gt 1", None), ("a = a && many -gt 1", None)],
+        *[("a = a || many -gt 1", True), ("many -gt 1 || a = b", None)],
+        *[("many -gt 1 && a = b", False), ("2 -gt 1 -a a = a", True), ("-n a -o many -gt 1", True)],
+    ],
+)
+def test_a_condition_is_undecided_only_where_what_is_unknown_decides(
+    condition: str, value: bool | None
+) -> None:
+    assert holds(condition.split(), Variables({}, [])) is value
 
 
 PIECES = [

@@ -319,11 +319,8 @@ class _Runner:
             self.at += 1
             if inner.kind == "word" and inner.text == ending:
                 break
-            if inner.kind == "word":
-                text = self.script.variables.text(inner.text)
-                parts.append(text if inner.text not in ("!",) else "!")
-            else:
-                parts.append(inner.text)
+            is_word = inner.kind == "word"
+            parts.append(self.script.variables.text(inner.text) if is_word else inner.text)
         if self.active:
             status = holds(parts, self.script.variables)
             if status is None:

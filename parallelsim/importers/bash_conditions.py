@@ -26,10 +26,10 @@ def holds(parts: Sequence[str], variables: Variables) -> bool | None:
     for joint, every in (("||", False), ("-o", False), ("&&", True), ("-a", True)):
         if joint in parts:
             at = parts.index(joint)
-            left, right = (holds(side, variables) for side in (parts[:at], parts[at + 1 :]))
-            if left is None and right is None:
-                return None
-            return bool(left and right) if every else bool(left or right)
+            sides = [holds(side, variables) for side in (parts[:at], parts[at + 1 :])]
+            if (not every) in sides:  # one side decides
+                return not every
+            return None if None in sides else every
     words = [without_unset(part) for part in parts if part not in ("(", ")")]
     if words[:1] == ["!"]:
         opposite = holds(parts[1:], variables)
