@@ -117,7 +117,7 @@ ARGS=(
   --name "${NAME}" --kind "$KIND-${#LAYERS}${LAYERS%0}"
   "--split '99,1,0'" '--note' 'one $TP'
 )
-ARGS+=("${EXTRA[@]}" --cp=$CP)
+ARGS+=("${EXTRA[@]}" --cp=$CP --rest=$((-7 % 3)))
 declare -A SIZE=([small]=2 [big]=$((TP > 4 ? TP * 2 : 0))) && SIZE[huge]="3 4"
 let VP=1+1; ((VP = VP * 2)); if ((VP += 1)); then ARGS+=("$VP" $[2**VP - VP] "${10:-ten}"); fi
 ARGS+=(${SIZE[$KIND]} "${SIZE[huge]}")

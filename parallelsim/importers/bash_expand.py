@@ -31,7 +31,7 @@ _OPERATIONS: Mapping[type, Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    ast.Mod: operator.mod,
+    ast.Mod: lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
     ast.Pow: lambda a, b: a ** min(max(b, 0), MAX_POWER),
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
