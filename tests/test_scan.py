@@ -97,3 +97,13 @@ def test_processes_that_are_spawned_find_the_same(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scan, "can_fork", lambda: False)
     one, two = (GridSearcher().search(space, Request(5, workers=n)) for n in (1, 2))
     assert answer(two) == answer(one)
+
+
+def test_bounds_leave_a_tenth_of_the_plans_to_evaluate() -> None:
+    space = SearchSpace(
+        load_model("llama3-70b"), load_cluster("hgx-h100", num_gpus=256), MEGATRON, 512
+    )
+    result = GridSearcher().search(space, Request())
+    assert result.proven
+    assert result.num_feasible > 0
+    assert 0 < result.num_evaluated <= result.num_candidates / 10
