@@ -143,6 +143,9 @@ def check_how(search: SearchOptions, how: HowToSearch) -> None:
     Raises:
         click.UsageError: with what to do.
     """
+    for option, name in (("storage", how.storage), ("study", how.study)):
+        if name == "":
+            raise click.UsageError(f"--{option} is empty: name one, or leave the option out")
     if search.searcher != "grid":
         if how.workers is not None:
             raise click.UsageError("--workers are the grid's: start more of these on one --storage")

@@ -200,6 +200,8 @@ def test_the_front_holds_no_plan_that_another_beats() -> None:
         (("--timeout", "0"), 2, "--timeout"),
         (("--storage", "x.log"), 2, "--storage needs --searcher bayesian"),
         (("--seed", "1"), 2, "--seed needs --searcher bayesian"),
+        (("--searcher", "bayesian", "--storage", ""), 2, "--storage is empty"),
+        (("--searcher", "bayesian", "--study", ""), 2, "--study is empty"),
         (("--searcher", "bayesian", "--objective", "cost", "--tokens", "1T"), 2, "grid alone"),
         (("--searcher", "bayesian", "--storage", "postgresql://x:y@127.0.0.1:1/z"), 1, "storage"),
     ],
