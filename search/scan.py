@@ -42,7 +42,9 @@ UNSTAGED_RULES = tuple(rule for rule in RULES if not rule.reads_staging)
 WORTH_PLANS = 1_000_000
 """Plans that may fit from which on processes save more than they cost."""
 PART_PLANS = 200_000
-"""Of one task of a process; in one process, all of equal pp at once take a sixth less."""
+"""Of one task of a process, at least; in one process, all of equal pp at once take a sixth less."""
+PARTS_EACH = 4
+"""Tasks of a process at most, but for the last part of each pp: they end at about the same time."""
 PROMISING_FRAC = 0.25
 """Share of a part's rows, those with the least bounds, that is examined before the others."""
 Part = tuple[int, IntArray]
@@ -181,8 +183,6 @@ class Scan:
         the balanced share of the work."""
         self.num_rejected = 0
         """Plans that are accounted for before any is looked at alone."""
-        self.others_s = math.inf
-        """A bound on the step time of the last plan that the whole pass keeps, from elsewhere."""
         self.stopped = ""
         self.capacity = float(space.cluster.accelerator.memory_bytes)
         self.byte_limit = max(memory_limit, TIGHT_LIMIT) * self.capacity
@@ -216,7 +216,13 @@ class Scan:
     @property
     def last_s(self) -> float:
         """No safe plan with a bound above it is kept; infinite while there is room."""
-        return min(self.found.safe.limit, self.others_s)
+        return self.found.safe.limit
+
+    @property
+    def num_fitting(self) -> int:
+        """Plans of the fitting rows."""
+        stagings = (self.space.num_stagings(pp)[rows].sum() for pp, rows in self.fitting.items())
+        return int(sum(stagings))
 
     def _find_fitting(self, pp: int) -> None:
         """Rows of ``unstaged(pp)`` of which some staging may obey the rules and fit.
@@ -317,8 +323,7 @@ def num_workers(scan: Scan) -> int:
         return 1
     if request.workers is not None:
         return request.workers
-    stagings = (scan.space.num_stagings(pp)[rows].sum() for pp, rows in scan.fitting.items())
-    return num_cores() if sum(stagings) >= WORTH_PLANS and can_fork() else 1
+    return num_cores() if scan.num_fitting >= WORTH_PLANS and can_fork() else 1
 
 
 def found_in_processes(scan: Scan, num_processes: int) -> Iterator[Found]:
@@ -327,7 +332,7 @@ def found_in_processes(scan: Scan, num_processes: int) -> Iterator[Found]:
 
     method = "fork" if can_fork() else "spawn"
     shared = (scan, RawValue(c_double, math.inf))
-    parts = list(scan.parts(PART_PLANS))
+    parts = list(scan.parts(max(PART_PLANS, scan.num_fitting / (PARTS_EACH * num_processes))))
     if parts:
         yield from as_done(
             _Process.found, parts, num_processes, method=method, start=_Process.begin, shared=shared
@@ -352,7 +357,8 @@ class _Process:
     def found(cls, part: Part) -> Found:
         """What is found in one part."""
         scan = cls.scan
-        scan.found, scan.others_s = scan.found.empty(), cls.last_s.value
+        scan.found = scan.found.empty()
+        scan.found.safe.limit = cls.last_s.value
         scan.examine(*part)
         cls.last_s.value = min(cls.last_s.value, scan.last_s)
         return scan.found
