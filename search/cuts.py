@@ -147,7 +147,7 @@ def find_cuts(
     Args:
         space: what is searched.
         table: its costs.
-        rows: by pp, plans without staging that obey the rules and may fit.
+        rows: by pp, plans without staging that obey the rules, may fit and may be so fast.
         known: the best step time of each family that was replayed.
         below_s: the last place of the ranking.
         memory_limit: share of the reported memory that a stage may take.
@@ -158,8 +158,7 @@ def find_cuts(
     families = []
     for pp, unstaged in rows.items():
         if pp > 1:
-            least = by_block(table, unstaged, least_balanced_step_time)[0]
-            families.append(_with_stagings(space, pp, unstaged.take(least < below_s)))
+            families.append(_with_stagings(space, pp, unstaged))
     plans = PlanBatch.concatenate([none, *families])
     inputs = (space.model, space.cluster, space.framework)
     plans = plans.take(obeys_rules(*inputs, plans, BEFORE_CUT))

@@ -22,6 +22,7 @@ import numpy as np
 from parallelsim.search.choice_tree import ChoiceTree, Coordinate, Point
 from parallelsim.search.cuts import BEFORE_CUT, FREE, MOST_NEIGHBOURS
 from parallelsim.search.free_cuts import FreeCuts
+from parallelsim.search.scan import UNSTAGED_RULES
 from parallelsim.search.space import SearchSpace
 from parallelsim.search.stagings import STAGED
 
@@ -31,7 +32,7 @@ from parallelsim.plan import PLAN_FIELDS, Plan
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.rule_context import BoolArray
 from parallelsim.rule_stages import FULL
-from parallelsim.rules import RULES, obeys_rules
+from parallelsim.rules import obeys_rules
 from parallelsim.stages import chunk_layers, stage_layers
 
 FIRST = ("pp", "tp", "cp", "ep", "etp", "micro_batch_size")
@@ -51,8 +52,6 @@ WEIGHTS = {
 stages by a layer first."""
 NUM_NUDGES = 1 + MOST_NEIGHBOURS
 STAGING_RULES = tuple(rule for rule in BEFORE_CUT if rule.reads_staging)
-UNSTAGED_RULES = tuple(rule for rule in RULES if not rule.reads_staging)
-
 
 PlanId = tuple[int, int]
 """A plan as a row of the encoding's first table and one of the second: the same for every process

@@ -176,7 +176,7 @@ def _replay_and_cut(scan: Scan, top_k: int) -> _Refined:
     if room is None and not scan.stopped:
         known = best_of_families(ranked.replayed)
         ways = None if kept.all_variants else best_of_ways(ranked.replayed)
-        found = find_cuts(space, table, scan.unstaged, known, last, scan.memory_limit, ways)
+        found = find_cuts(space, table, scan.rows_below(last), known, last, scan.memory_limit, ways)
         cut = fastest_cuts(replays, found.plans, last)
         safe = ranking(Simulation.concatenate([safe, cut]), top_k, kept.all_variants)
         gains = tuple(_gain(safe, i, known, ways, last) for i in range(len(safe)))

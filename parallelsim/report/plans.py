@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from parallelsim.search.result import SearchResult
     from parallelsim.simulate import Simulation
 
-OUT_OF_MEMORY = "out of memory"
-
 CP_MARKS = {"p2p": "", "all-gather": "g", "a2a": "a", "a2a+p2p": "h"}
 LAYOUT_MARKS = {
     "even": "",
