@@ -42,6 +42,7 @@ class ExpertFacts:
     top_k: int
     """The largest."""
     has_biases: bool
+    has_capacity: bool
     is_balanced: bool
     """Every expert gets as many tokens."""
 
@@ -166,6 +167,7 @@ def _expert_facts(parts: Sequence[MixtureOfExperts]) -> ExpertFacts | None:
         ffn=math.gcd(*(part.ffn_hidden_size for part in parts)),
         top_k=max(part.top_k for part in parts),
         has_biases=any(part.bias for part in parts),
+        has_capacity=any(part.capacity_factor is not None for part in parts),
         is_balanced=not any(part.load_cv for part in parts),
     )
 

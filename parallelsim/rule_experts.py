@@ -101,6 +101,14 @@ def _explain_overlap(c: Context, p: Plan) -> str:
     )
 
 
+def overlap_of_whole_graphs(c: Context, p: PlanBatch) -> BoolArray | bool:
+    """Fixed shapes: a graph holds a whole layer, and its exchange with it."""
+    if not c.model.experts or not c.model.experts.has_capacity:
+        return False
+    broken: BoolArray = (p.ep_comm_overlap != 0) & (p.cuda_graphs != 0)
+    return broken
+
+
 def overlap_without_pairs(c: Context, p: PlanBatch) -> BoolArray | bool:
     """No other micro-batch is at hand, or its layers are run again whole."""
     if is_everywhere(p.ep_comm_overlap, 0):
@@ -195,6 +203,15 @@ EXPERT_RULES: tuple[Rule, ...] = (
         "overlapping experts' exchange needs ep > 1, no all-gather, and 16-bit training",
         overlap_without_exchange,
         _explain_overlap,
+    ),
+    Rule(
+        "ep-overlap-without-whole-graphs",
+        "CUDA graphs hold whole layers of experts with a capacity, their exchange too",
+        overlap_of_whole_graphs,
+        lambda c, p: (
+            "cuda_graphs hold whole layers of experts with a capacity_factor, which leaves nothing "
+            "for ep_comm_overlap to interleave; turn one of them off"
+        ),
     ),
     Rule(
         "ep-overlap-needs-interleaving",

@@ -124,6 +124,9 @@ class ExpertChoices:
         if self.experts is None or num_ranks == 1:
             return ["all-to-all"], ["all-to-all"]
         possible = list(self.can.moe_dispatchers)
+        if self.experts.has_capacity and "all-to-all" in possible:
+            # Megatron pads to a capacity behind all-to-all, and HybridEP (a deepep) on request.
+            return ["all-to-all"], possible
         across = num_ranks > self.domain_size and "deepep" in possible
         usual = ["deepep"] if across else [name for name in possible if name != "all-gather"]
         if "all-gather" in possible and (num_ranks <= self.experts.top_k or not usual):

@@ -27,6 +27,13 @@ MIXTRAL = ModelSpec(
 )
 """8 experts of which a token passes 2, as in Mixtral 8x7B: 46.7 billion parameters."""
 
+DROPPING = replace(
+    MIXTRAL,
+    name="dropping-like",
+    blocks=(Block(32, (Layer(_ATTENTION, experts=replace(_MIXTURE, capacity_factor=1.25)),)),),
+)
+"""The same with experts that drop and pad to a capacity."""
+
 _FINE = MixtureOfExperts(
     num_experts=256, top_k=8, ffn_hidden_size=2048, gated=True, shared_ffn_hidden_size=2048
 )
@@ -115,4 +122,4 @@ CROSS = replace(
 )
 """A decoder that attends to 1,536 tokens of another sequence."""
 
-MODELS = {m.name: m for m in (MIXTRAL, DEEPSEEK, SINKS, HYBRID, SCANS, CROSS)}
+MODELS = {m.name: m for m in (MIXTRAL, DROPPING, DEEPSEEK, SINKS, HYBRID, SCANS, CROSS)}

@@ -168,6 +168,8 @@ def _broken_experts(model: ModelSpec, framework: FrameworkSpec, plan: Plan) -> s
             found.add("expert-ffn-divides-by-etp")
         if experts.bias and etp > 1:
             found.add("etp-without-biases")
+        if experts.capacity_factor is not None and plan.ep_comm_overlap and plan.cuda_graphs:
+            found.add("ep-overlap-without-whole-graphs")
         if plan.tp > 1 and not plan.sequence_parallel:
             found.add("experts-with-tp-need-sequence-parallel")
         if ep * etp > 1 and plan.moe_dispatcher not in can.moe_dispatchers:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from moe_models import CROSS, DEEPSEEK, HYBRID, MIXTRAL, SINKS
+from moe_models import CROSS, DEEPSEEK, DROPPING, HYBRID, MIXTRAL, SINKS
 
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.plan import Plan
@@ -294,6 +294,12 @@ CASES = {
         OVERLAPPED,
         ["ep=8", "all-gather", "bf16"],
         {"model": MIXTRAL},
+    ),
+    "ep-overlap-without-whole-graphs": (
+        replace(OVERLAPPED, cuda_graphs=True),
+        OVERLAPPED,
+        ["capacity_factor", "cuda_graphs", "ep_comm_overlap"],
+        {"model": DROPPING},
     ),
     "ep-overlap-needs-interleaving": (
         replace(OVERLAPPED, vpp=1, schedule="1f1b"),

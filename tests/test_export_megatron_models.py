@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from megatron_scripts import DATA_PARALLEL as PLAN
 from megatron_scripts import array, export
+from parallelsim.search.grid import grid_search
+from parallelsim.search.space import SearchSpace
 
-from parallelsim.catalog import load_model
+from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.errors import ExportError
 from parallelsim.exporters.megatron import DEFAULT_VERSION
 from parallelsim.exporters.megatron_flags import LOW_PRECISIONS
@@ -253,6 +255,14 @@ def test_capacity_drops_and_pads_with_the_all_to_all_alone():
     assert flags[-2:] == ["--moe-expert-capacity-factor 1.25", "--moe-pad-expert-input-to-capacity"]
     with pytest.raises(ExportError, match="capacity need the dispatcher all-to-all, not deepep"):
         export(model, replace(PLAN, ep=8, moe_dispatcher="deepep"))
+
+
+def test_the_first_plan_of_experts_with_a_capacity_is_one_that_megatron_runs():
+    model = with_experts(MIXTRAL, capacity_factor=1.25)
+    space = SearchSpace(model, load_cluster("hgx-h100", 32), load_framework("megatron-core"), 64)
+    first = grid_search(space, top_k=1).plans.plans.plan(0)
+    assert first.ep > 1
+    assert "--moe-token-dispatcher-type alltoall" in array(export(model, first), "EXPERT_ARGS")
 
 
 @pytest.mark.parametrize(

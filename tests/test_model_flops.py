@@ -4,8 +4,9 @@
 22 August 2026, ``megatron/training/training.py``) on flags of the same architecture, divided by the
 tokens of a batch: sequences as in the model's file, ``--make-vocab-size-divisible-by 1`` so that
 the vocabulary is the published one (by default Megatron pads it to a multiple of 128 tp and counts
-that). It knows no windows: sliding and chunked layers are compared without theirs. Its norms of
-latents and of multi-token prediction, which are no GEMMs, are the differences up to 6e-6.
+that) and ``--swiglu`` wherever the layers are gated: it counts GPT-OSS's own flag, quick GEGLU, as
+if it had no gate. It knows no windows: sliding and chunked layers are compared without theirs. Its
+norms of latents and of multi-token prediction, which are no GEMMs, are the differences up to 6e-6.
 """
 
 from dataclasses import replace

@@ -30,7 +30,7 @@ SETTINGS = (
     ("gemma2-27b", "megatron-core", "dgx-a100-80gb", 16),
     ("falcon-180b", "megatron-core", "hgx-h100", 128),
     ("mistral-7b-v0.1", "megatron-core", "hgx-h100", 32),
-    ("mixtral-like", "megatron-core", "hgx-h100", 64),
+    ("dropping-like", "megatron-core", "hgx-h100", 64),
     ("mixtral-like", "nanotron", "hgx-h100", 8),
     ("deepseek-like", "megatron-core", "hgx-h100", 256),
     ("gpt-oss-like", "megatron-core", "hgx-h100", 32),

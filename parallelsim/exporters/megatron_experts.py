@@ -52,8 +52,6 @@ def expert_plan_refusals(model: ModelSpec, plan: Plan, version: MegatronVersion)
         yield f"{version.name} does not run experts in {plan.precision}"
     if plan.cuda_graphs and not version.expert_options:
         yield f"{version.name} has no CUDA graphs of routers"
-    if plan.cuda_graphs and plan.ep_comm_overlap and experts.capacity_factor is not None:
-        yield "CUDA graphs of whole layers leave nothing for ep_comm_overlap to interleave"
 
 
 def mixture(model: ModelSpec) -> FlagGroup | None:
