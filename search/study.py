@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
 from parallelsim.search.searcher import Request
@@ -125,12 +126,12 @@ def open_study(
 
 def _storage(url: str) -> BaseStorage:
     from optuna.exceptions import StorageInternalError
-    from optuna.storages import JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages import RDBStorage
+    from parallelsim.search.journal import journal_storage
     from sqlalchemy.exc import IntegrityError, ProgrammingError
 
     if "://" not in url:
-        return JournalStorage(JournalFileBackend(url))
+        return journal_storage(url)
     scheme, rest = url.split("://", 1)
     options: dict[str, Any] = {}
     if scheme in ("postgresql", "postgres"):
@@ -186,6 +187,11 @@ def storage_errors(storage: str | None) -> Iterator[None]:
         first = str(getattr(cause or error, "orig", None) or cause or error).strip()
         raise OutputError(
             f"storage {shown(storage)} cannot be used: {first.splitlines()[0][:200]}"
+        ) from None
+    except JSONDecodeError as error:
+        raise OutputError(
+            f"storage {shown(storage)} cannot be used: a line in it is no record ({error.msg}); "
+            "remove that line, or choose another file"
         ) from None
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         if storage is None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -129,6 +130,74 @@ def test_a_study_goes_on_and_remembers_its_best(tmp_path: Path) -> None:
     again = BayesianSearcher(storage=storage).search(SPACE, Request(budget=10, seed=2))
     assert again.num_evaluated == 10
     assert again.plans.step_time_s[0] <= first.plans.step_time_s[0]
+
+
+def test_half_a_record_is_set_aside_and_the_study_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "study.log"
+    search = BayesianSearcher(storage=str(path), study="one")
+    search.search(SPACE, Request(budget=4, seed=1))
+    *whole, last = path.read_bytes().splitlines(keepends=True)
+    torn = last[: len(last) // 2]
+    path.write_bytes(b"".join([*whole, torn]))
+    search.search(SPACE, Request(budget=3, seed=2))
+    search.search(SPACE, Request(budget=2, seed=3))
+    assert path.read_bytes().startswith(b"".join(whole))
+    assert (tmp_path / "study.log.torn").read_bytes() == torn + b"\n"
+    assert len(caplog.messages) == 1
+    assert f"{len(torn)} bytes" in caplog.text
+    assert f"{len(whole)} complete records" in caplog.text
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    states = [
+        trial.state.name for trial in optuna.load_study(study_name="one", storage=storage).trials
+    ]
+    assert states == ["COMPLETE"] * 3 + ["RUNNING"] + ["COMPLETE"] * 5
+
+
+@pytest.mark.filterwarnings("ignore:The value of `grace_period`")
+def test_a_lock_of_a_dead_process_is_taken_over_and_the_wait_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("parallelsim.search.journal.GRACE_S", 1)
+    monkeypatch.setattr("parallelsim.search.journal.SILENT_S", 0.1)
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/study.log.lock").touch()
+    found = BayesianSearcher(storage="runs/study.log").search(SPACE, Request(budget=2))
+    assert found.num_evaluated == 2
+    assert len(caplog.messages) == 1
+    assert "waiting for runs/study.log.lock" in caplog.text
+    assert not Path("runs/study.log.lock").exists()
+
+
+def test_ctrl_c_prints_the_best_so_far_and_the_study_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "study.log"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(path), "--budget", "1000000"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    signal.signal(signal.SIGINT, before)
+    deadline = time.monotonic() + 60
+    while b'"values"' not in path.read_bytes() if path.exists() else True:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    answer, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    document = json.loads(answer)
+    best = document["plans"][0]["step_time_s"]
+    assert document["stopped"] == "interrupted"
+    assert document["num_evaluated"] > 0
+    again = BayesianSearcher(storage=str(path), study="both").search(
+        SPACE, Request(budget=1, seed=2)
+    )
+    assert again.num_evaluated == 1
+    assert again.plans.step_time_s[0] <= best
 
 
 def test_a_study_made_for_another_search_is_refused_unharmed(tmp_path: Path) -> None:
