@@ -41,6 +41,8 @@ _DISPATCHERS: Mapping[str, re.Pattern[str]] = {
     "all-gather": re.compile(r"\ballgather dispatcher\b", re.I),
 }
 _MODULES = re.compile(r"\brecompute_modules\s*=\s*\[([^\]]*)\]", re.I)
+_CUT = re.compile(r"\bcut to \d+ layers\b", re.I)
+_DENSE_OF_WHOLE = re.compile(r"\bdense (?:first )?layers as in the published\b", re.I)
 _TOKEN_DROP = re.compile(r"\btoken[ -]?drop\b", re.I)
 _GRAPH_SCOPE = re.compile(r"\bcuda_graph_scope\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
@@ -121,6 +123,12 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
 def drops_tokens(facts: Facts) -> bool:
     """Experts take a fixed number of tokens, and drop or pad the rest: a capacity factor of 1."""
     return bool(_says(_TOKEN_DROP, facts.text("notes")))
+
+
+def guesses_dense_layers(facts: Facts) -> bool:
+    """The model is cut, and its dense layers are those of the whole one by the row's own word."""
+    is_cut = _CUT.search(facts.text("model")) is not None
+    return is_cut and bool(_says(_DENSE_OF_WHOLE, facts.text("notes")))
 
 
 def stated_recompute_layers(facts: Facts, num_layers: int) -> int:

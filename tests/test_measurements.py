@@ -470,6 +470,27 @@ def test_unstated_settings_of_experts_follow_the_release(tmp_path: Path) -> None
     assert (plan.recompute, plan.recompute_modules) == ("selective", "mla_up_proj")
 
 
+@pytest.mark.parametrize(
+    ("name", "notes", "dense"),
+    [
+        ("v3 cut to 4 layers", "dense first layers as in the published configuration", 1),
+        ("v3 cut to 4 layers", "", 3),
+        ("v3", "dense first layers as in the published configuration", 3),
+    ],
+)
+def test_dense_layers_of_the_whole_model_are_not_those_of_a_cut(
+    tmp_path: Path, name: str, notes: str, dense: int
+) -> None:
+    sizes = {"num_experts": "8", "moe_top_k": "2", "moe_ffn_hidden_size": "512", "num_layers": "4"}
+    cells = sizes | {"first_dense_layers": "3", "model": name, "notes": notes, "vpp": "1"}
+    header = [*ROW, *(column for column in cells if column not in ROW)]
+    (run,) = read_tables([write_table(tmp_path / "t.csv", cells, header=header)])
+    assert isinstance(run, Run)
+    built = CaseBuilder().build(run)
+    assert sum(layer.mlp is not None for layer in built.model.layers) == dense
+    assert ("first_dense_layers=1" in built.assumed) is (dense == 1)
+
+
 def test_a_named_model_of_the_catalogue_fills_what_the_row_leaves_out(tmp_path: Path) -> None:
     (run,) = read_tables(
         [
