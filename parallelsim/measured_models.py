@@ -15,7 +15,7 @@ from parallelsim.layers import (
     MixtureOfExperts,
 )
 from parallelsim.lora import LoRA
-from parallelsim.measured_text import drops_tokens, guesses_dense_layers
+from parallelsim.measured_text import adapts_row_parallel, drops_tokens, guesses_dense_layers
 from parallelsim.measurements import Facts, RowError
 from parallelsim.model import ModelSpec
 from parallelsim.run_defaults import RunDefaults
@@ -27,6 +27,9 @@ RECENT_VOCAB_SIZE = 128_256
 ADAPTERS = LoRA(16, ("linear_qkv",))
 """Of runs that do not state them: NVIDIA's recipes adapt linear_qkv alone (Megatron-Bridge 067f987d
 perf_recipes/llama; NeMo 2 finetune_recipe with performance_mode)."""
+OF_ATTENTION = LoRA(16, ("linear_qkv", "linear_proj"))
+"""Of runs whose adapters exchange by all-to-all, beside a row-parallel matrix: MLPerf's fine-tuning
+of Llama-2-70B (NeMo 8cfedd72 scripts/performance/llm/mlperf_lora_llama2_70b.py)."""
 EXAMPLE_TOKENS = 200
 """Mean length of a SQuAD example (question, context and answer), which NeMo's fine-tuning recipes
 pack into sequences (NeMo packed_sequence.py; arXiv:1606.05250)."""
@@ -110,8 +113,9 @@ def fine_tuned(model: ModelSpec, facts: Facts, assumed: list[str]) -> ModelSpec:
         model = replace(model, blocks=tuple(_packed(block) for block in model.blocks))
     if task != "lora":
         return model
-    assumed.append(f"lora_rank={ADAPTERS.rank}, lora_targets={'+'.join(ADAPTERS.targets)}")
-    return replace(model, lora=ADAPTERS)
+    adapters = OF_ATTENTION if adapts_row_parallel(facts) else ADAPTERS
+    assumed.append(f"lora_rank={adapters.rank}, lora_targets={'+'.join(adapters.targets)}")
+    return replace(model, lora=adapters)
 
 
 def _packed(block: Block) -> Block:

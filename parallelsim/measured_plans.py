@@ -13,6 +13,7 @@ from parallelsim.layers import LatentAttention
 from parallelsim.measured_models import is_gated
 from parallelsim.measured_text import (
     Sharding,
+    leaves_out_stages,
     quotes_recipe,
     stated_dispatcher,
     stated_grad_dtype,
@@ -72,7 +73,7 @@ def measured_plan(
     if not grad_dtype:
         grad_dtype = defaults.fp16_grad_dtype if precision == "fp16" else defaults.grad_dtype
         assumed.append(f"grad_dtype={grad_dtype}")
-    switches = _switches(facts, framework, defaults, precision, assumed)
+    switches = _switches(facts, model, framework, defaults, precision, assumed)
     if model.has_experts:
         modular = recompute == "selective" and modules != MODULES[0]
         graphs = _graphs_experts(cluster, defaults) and not modular
@@ -155,6 +156,7 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
     if vpp is None:
         vpp = 1
         interleaves = facts.word("schedule") in ("", "interleaved-1f1b")
+        interleaves |= facts.word("schedule") == "1f1b" and leaves_out_stages(facts)
         if (
             pp > 1
             and interleaves
@@ -334,6 +336,7 @@ def _recompute(
 
 def _switches(
     facts: Facts,
+    model: ModelSpec,
     framework: FrameworkSpec,
     defaults: RunDefaults,
     precision: str,
@@ -354,6 +357,8 @@ def _switches(
     for name in names:
         capable = getattr(framework.capabilities, name)
         switches[name] = capable and stated.get(name, getattr(defaults, name, False))
+    if model.lora is not None and not defaults.adapters_tp_comm_overlap:
+        switches["tp_comm_overlap"] &= "tp_comm_overlap" in stated
     keeps_fp8 = stated.get("fp8_param_gather", precision in defaults.fp8_param_gather)
     switches["fp8_param_gather"] = framework.capabilities.fp8_param_gather and keeps_fp8
     if "overlap_grad_reduce" not in stated and not facts.text("overlap"):

@@ -78,6 +78,8 @@ _DENIED_AFTER = re.compile(
     re.I,
 )
 _RELEASE = re.compile(r"\bcontainer NeMo (\d\d)\.(\d\d)\b", re.I)
+_ADAPTERS_A2A = re.compile(r"\blora_a2a\s*=\s*(?:1|true)\b", re.I)
+_UNSTATED_STAGES = re.compile(r"\bVP not stated\b", re.I)
 _QUOTED_SETTING = re.compile(r"\bsettings?\.\w", re.I)
 _OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
@@ -238,6 +240,18 @@ def stated_release(facts: Facts) -> tuple[int, int] | None:
 def quotes_recipe(facts: Facts) -> bool:
     """The cells quote the settings of a recipe: a switch that they leave out is off."""
     return _QUOTED_SETTING.search(facts.text("recompute_detail")) is not None
+
+
+def adapts_row_parallel(facts: Facts) -> bool:
+    """Adapters exchange by all-to-all, which those beside row-parallel matrices alone do (NeMo
+    8cfedd72 collections/llm/peft/utils.py: ``use_a2a and input_is_parallel``).
+    """
+    return _ADAPTERS_A2A.search(facts.text("overlap")) is not None
+
+
+def leaves_out_stages(facts: Facts) -> bool:
+    """The notes say that the source gives no virtual stages: its 1F1B may be interleaved."""
+    return _UNSTATED_STAGES.search(facts.text("notes")) is not None
 
 
 def stated_grad_dtype(facts: Facts) -> str:

@@ -28,6 +28,8 @@ class RunDefaults:
     sequence_parallel: bool = True
     """With tp > 1."""
     tp_comm_overlap: bool = False
+    adapters_tp_comm_overlap: bool = False
+    """The same where adapters are trained beside frozen matrices."""
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     overlap_with_zero: bool = True

@@ -197,9 +197,24 @@ def test_fine_tuning_runs_have_adapters_and_packed_examples(tmp_path: Path) -> N
     assert model.lora is not None
     assert 0 < model.num_trainable_parameters < 0.001 * model.num_parameters
     assert model.layers[0].attention.window == 100
+    assert model.lora.targets == ("linear_qkv",)
+    exchanging = case(tmp_path, task="lora", overlap="TP_COMM_OVERLAP=True;LORA_A2A=1").model
+    assert exchanging.lora.targets == ("linear_qkv", "linear_proj")
     plain = case(tmp_path, task="sft").model
     assert plain.lora is None
     assert plain.layers[0].attention.window is None
+
+
+def test_adapters_have_no_user_buffers_unless_stated(tmp_path: Path) -> None:
+    assert case(tmp_path, task="sft", overlap="").plan.tp_comm_overlap
+    assert not case(tmp_path, task="lora", overlap="").plan.tp_comm_overlap
+    assert case(tmp_path, task="lora", overlap="TP_COMM_OVERLAP=True").plan.tp_comm_overlap
+
+
+def test_unstated_virtual_stages_are_single_layers(tmp_path: Path) -> None:
+    plan = case(tmp_path, schedule="1f1b", vpp="", notes="VP not stated.").plan
+    assert (plan.vpp, plan.schedule) == (20, "interleaved-1f1b")
+    assert case(tmp_path, schedule="1f1b", vpp="").plan.vpp == 1
 
 
 def test_a_row_without_precision_follows_no_recipe(tmp_path: Path) -> None:

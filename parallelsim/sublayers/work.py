@@ -200,19 +200,28 @@ def cast_bytes(place: Place, columns: FloatArray) -> tuple[FloatArray, FloatArra
     """Bytes that casts to fp8 move in one tensor-parallel region, forward and backward, before the
     factor of ``compute`` (docs/equations.md T4).
 
-    forward  2 h [tp > 1, gathers in 16 bit]
-    backward 4 x + 4 h/sp + the same gather
+    forward  2 h [tp > 1, transposes]
+    backward c x + c h/sp + the same transpose
 
-    with x ``columns`` of the first GEMM's output, whose gradient is cast. Current scaling takes a
-    tensor's maximum in the kernel that writes it (Transformer Engine pull requests 2004 and 2013,
-    2025); before, one more pass read it.
+    with x ``columns`` of the first GEMM's output, whose gradient is cast, and c of :func:`cast_of`.
+    Hopper's fp8 GEMMs want the gathered input of a weight gradient transposed; frozen weights have
+    none. Current scaling takes a tensor's maximum in the kernel that writes it (Transformer Engine
+    pull requests 2004 and 2013, 2025); before, one more pass read it.
     """
     keys, h = place.keys, place.model.hidden_size
     hidden = h / keys.sequence_shards
-    in_16_bit = place.accelerator.architecture == "hopper"
-    gather = 2.0 * h * ((keys.tp > 1) & in_16_bit)
-    backward = 4.0 * columns + 4.0 * hidden + gather
-    return place.tokens * gather, place.tokens * backward
+    transposes = place.accelerator.architecture == "hopper" and place.model.lora is None
+    transposed = 2.0 * h * ((keys.tp > 1) & transposes)
+    backward = cast_of(place) * (columns + hidden) + transposed
+    return place.tokens * transposed, place.tokens * backward
+
+
+def cast_of(place: Place) -> float:
+    """Bytes that the cast of one element moves: 2 read and 1 written, 1 more for the weight
+    gradient, which frozen weights have none of (Transformer Engine pytorch/module/linear.py:
+    ``columnwise=backward_needs_input``, that is ``weight.requires_grad``).
+    """
+    return 4.0 if place.model.lora is None else 3.0
 
 
 def spared_bytes(place: Place, elements: FloatArray) -> FloatArray:
