@@ -70,7 +70,8 @@ def gap_of(searcher: Searcher, space: SearchSpace, best: float, budget: int, see
     return float(steps[0]) / best - 1 if len(steps) else np.inf
 
 
-def rows_of(name: str, space: SearchSpace, samplers: list[str], seeds: int) -> list[str]:
+def rows_of(name: str, space: SearchSpace, samplers: dict[str, int]) -> list[str]:
+    """Lines of the table, one for each sampler with its number of seeds."""
     proved = GridSearcher().search(space, Request(top_k=1))
     if not proved.proven:
         raise SystemExit(f"{name}: the optimum is not proved")
@@ -78,7 +79,7 @@ def rows_of(name: str, space: SearchSpace, samplers: list[str], seeds: int) -> l
     most = min(int(SHARE * proved.num_candidates), BUDGETS[-1])
     budgets = [budget for budget in BUDGETS if budget < most] + [most]
     rows = []
-    for sampler in samplers:
+    for sampler, seeds in samplers.items():
         gaps, reached = [], dict.fromkeys(budgets, 0)
         for seed in range(seeds):
             for budget in budgets:
@@ -106,19 +107,18 @@ def rows_of(name: str, space: SearchSpace, samplers: list[str], seeds: int) -> l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--samplers", default="tpe,random")
+    parser.add_argument("--samplers", default="tpe,random", help="such as tpe:10,gp:5")
     parser.add_argument("--only", default="", help="spaces whose name holds this")
     parser.add_argument("--cuts", action="store_true", help="search layout free too")
     parser.add_argument("--write", type=Path, help="document to put the table into")
     asked = parser.parse_args()
+    pairs = (one.partition(":") for one in asked.samplers.split(","))
+    samplers = {sampler: int(seeds or 10) for sampler, _, seeds in pairs}
     rows = [
         row
         for name, inputs in (CUT_SPACES if asked.cuts else SPACES).items()
         if asked.only in name
-        for row in rows_of(
-            name, space_of(*inputs, asked.cuts), asked.samplers.split(","), asked.seeds
-        )
+        for row in rows_of(name, space_of(*inputs, asked.cuts), samplers)
     ]
     head, columns = HEAD
     best, marker = ("grid's best", "CUTS") if asked.cuts else ("proved best", "BAYESIAN")

@@ -35,17 +35,21 @@ COMMUNICATION_SD = 0.35
 CAUSE_SD = np.array([COMPUTE_SD] * 4 + [COMMUNICATION_SD] * 5)
 """Standard deviations of x_k before any run, in the order of ``CAUSES``. Measured groups of plans
 are as likely with these as with half or twice of them."""
-SMOOTH_SD, OWN_SD = 0.06, 0.04
+SMOOTH_SD, OWN_SD = 0.03, 0.03
 """Of f and of e where no kernel waits for the CPU."""
-LAUNCH_FACTOR = 20.0
+LAUNCH_FACTOR = 30.0
 """e of a plan whose kernels wait for the CPU: its standard deviation is ``OWN_SD (1 + LAUNCH_FACTOR
 s_launch)``. Kernels too short to hide their launch are predicted less closely, in each plan
 otherwise.
 
-Both are chosen by the log and Brier scores of P(best) on measured groups of plans; chosen anew with
-a source left out, they improve the scores of what is left out too. The plan predicted fastest of a
-group, sources weighing equally, is the fastest in 43 % of them, and P(best) says 46 %
-(``parallelsim validate`` prints the counts)."""
+The three are chosen by the log and Brier scores of P(best) on measured groups of plans, each model
+of a source weighing the same: its tasks (GPUs, batches) repeat an error, and one source has 50 of
+81 tasks. ``parallelsim validate`` prints the counts, and the shares with these weights. Chosen anew
+with a source left out, they improve the scores of what is left out too, except of that one source,
+which alone shows how much launches matter. Heavier tails (Student's t), spreads wider than the
+intervals, and the spreads of greatest likelihood of all residuals predict what is left out no
+better.
+"""
 SMOOTH_LENGTH = 0.5
 """Doublings of a degree over which f changes."""
 TIE_QUANTILE = 0.8416

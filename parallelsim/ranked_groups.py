@@ -96,10 +96,15 @@ def _task(row: ScoredRow) -> tuple[str | int, ...]:
 
 
 def p_best_reliability(groups: Sequence[RankedGroup]) -> list[ReliabilityBin]:
-    """P(best) of every plan of the groups against whether it was the best measured."""
+    """P(best) of every plan of the groups against whether it was the best measured; weighted so
+    that each model of a source counts once: its tasks repeat the same errors.
+    """
     if not groups:
         return []
+    tasks = grouped([_task(group.rows[0])[:2] for group in groups]).values()
+    weight = np.concatenate([np.full(len(index), 1 / len(index)) for index in tasks])
+    weight = weight[np.argsort(np.concatenate(list(tasks)))]
     said = np.concatenate([group.p_best() for group in groups])
     measured = [group.measured_s for group in groups]
     happened = np.concatenate([seconds == seconds.min() for seconds in measured])
-    return reliability(said, happened)
+    return reliability(said, happened, np.repeat(weight, [len(group.rows) for group in groups]))

@@ -172,18 +172,24 @@ class ReliabilityBin:
     n: int
     mean_said: float
     happened: int
+    happened_frac: float
+    """Weighted."""
 
 
 def reliability(
-    said: FloatArray, happened: NDArray[np.bool_], edges: Sequence[float] = PROBABILITY_EDGES
+    said: FloatArray,
+    happened: NDArray[np.bool_],
+    weights: FloatArray,
+    edges: Sequence[float] = PROBABILITY_EDGES,
 ) -> list[ReliabilityBin]:
-    """Probabilities against events, both of shape [n], in bins [low, high) that are not empty; the
+    """Probabilities against events, all of shape [n], in bins [low, high) that are not empty; the
     last one holds its upper bound.
     """
     position = np.minimum(np.searchsorted(edges, said, side="right") - 1, len(edges) - 2)
     return [
         ReliabilityBin(
-            edges[i], edges[i + 1], int(of.sum()), float(said[of].mean()), int(happened[of].sum())
+            *(edges[i], edges[i + 1], int(of.sum()), float(said[of].mean())),
+            *(int(happened[of].sum()), float(np.average(happened[of], weights=weights[of]))),
         )
         for i in range(len(edges) - 1)
         if (of := position == i).any()

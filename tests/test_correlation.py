@@ -174,12 +174,14 @@ def test_reliability_has_every_plan_and_one_best_a_group(rows: list[ScoredRow]) 
 
 def test_reliability_counts_by_bin() -> None:
     found = reliability(
-        np.array([0.0, 0.05, 0.3, 0.39, 1.0]), np.array([False, True, True, False, True])
+        np.array([0.0, 0.05, 0.3, 0.39, 1.0]),
+        np.array([False, True, True, False, True]),
+        np.array([1.0, 1.0, 0.25, 1.0, 0.5]),
     )
-    assert [(each.low, each.high, each.n, each.happened) for each in found] == [
-        (0.0, 0.02, 1, 0),
-        (0.05, 0.1, 1, 1),
-        (0.2, 0.4, 2, 1),
-        (0.8, 1.0, 1, 1),
+    assert [(each.low, each.high, each.n, each.happened, each.happened_frac) for each in found] == [
+        (0.0, 0.02, 1, 0, 0.0),
+        (0.05, 0.1, 1, 1, 1.0),
+        (0.2, 0.4, 2, 1, 0.2),
+        (0.8, 1.0, 1, 1, 1.0),
     ]
     assert found[2].mean_said == pytest.approx(0.345)

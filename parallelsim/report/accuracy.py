@@ -82,9 +82,11 @@ RELIABILITY_COLUMNS = (
     Column("mean said %"),
     Column("were best"),
     Column("happened %"),
+    Column("per model %"),
 )
 RELIABILITY_NOTE = (
-    "P(best) of every plan of these tasks: what was said, and how many were the best measured"
+    "P(best) of every plan of these tasks: what was said, how many were the best measured, and "
+    "their share where each model of a group counts once, however many tasks it has"
 )
 VERDICT_NOTE = (
     f"Predicted to fit (up to {FITS_BELOW:.0%} of the memory): ran, FAILED; predicted not to: "
@@ -165,6 +167,7 @@ def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[list[str]]:
             _percent(each.mean_said),
             str(each.happened),
             _percent(each.happened / each.n),
+            _percent(each.happened_frac),
         ]
         for each in bins
     ]
