@@ -47,7 +47,7 @@ def residuals_document(found: Findings) -> dict[str, object]:
         ),
         "date": datetime.date.today().isoformat(),
         "level": 0.80,
-        "communication_factor": found.fit.communication_factor,
+        "other_factor": round(found.fit.other_factor, 3),
         "regimes": {
             regime.name: {
                 "half_width": round(width.half_width, 4),

@@ -18,7 +18,8 @@ from parallelsim.residuals import (
     Residuals,
     fit,
     fits_table,
-    held_out_coverage,
+    held_out_half_width,
+    interval_score,
     residuals,
     source_mean,
 )
@@ -51,8 +52,8 @@ class Findings:
     validation: Validation
     data: Residuals
     fit: Fit
-    covered: np.ndarray
-    """Held by the interval that was fitted without the row's source, bool [n]."""
+    half_width: np.ndarray
+    """By the fit without the row's source, [n]."""
     fits: FitsTable
     fits_sources: tuple[str, ...]
     """Sources that report failures."""
@@ -60,6 +61,16 @@ class Findings:
     failed: np.ndarray
     held_out_fits: np.ndarray
     """P(fits) by the table that was fitted without the row's source, shape of ``use``."""
+
+    @property
+    def covered(self) -> np.ndarray:
+        """Held by the interval that was fitted without the row's source, bool [n]."""
+        return np.abs(self.data.log_ratio) <= self.half_width
+
+    def interval_scores(self) -> tuple[float, float]:
+        """Mean over rows, and mean over sources, of :func:`interval_score`."""
+        scores = interval_score(self.data.log_ratio, self.half_width)
+        return float(scores.mean()), source_mean(scores, self.data.source)
 
     def coverage(self, name: str, mask: np.ndarray) -> Coverage:
         """Coverage of some rows."""
@@ -104,7 +115,7 @@ def measure(table: str) -> Findings:
         validation=validation,
         data=data,
         fit=fit(data, exchanged),
-        covered=held_out_coverage(data, exchanged),
+        half_width=held_out_half_width(data, exchanged),
         fits=fits_table(use, failed),
         fits_sources=sources,
         use=use,

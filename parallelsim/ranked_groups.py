@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from parallelsim.causes import other_frac
 from parallelsim.correlation import DRAWS, interval_covariance, joint_draws, p_best
 from parallelsim.measured_cases import Case
 from parallelsim.plan_batch import PlanBatch
@@ -70,8 +71,8 @@ class RankedGroup:
         cases = [row.case for row in self.rows if row.case is not None]
         plans = PlanBatch.from_plans([one.plan for one in cases])
         regime = regime_of(case.model, case.cluster, case.framework)
-        factor = interval_factor(regime, np.array([row.exposed_frac for row in self.rows]))
         shares = np.array([row.cause_shares for row in self.rows])
+        factor = interval_factor(regime, other_frac(shares))
         errors = interval_covariance(shares, plans, factor)
         return p_best(np.log(self.predicted_s) + joint_draws(errors, DRAWS))
 

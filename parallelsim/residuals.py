@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelsim.causes import other_frac
 from parallelsim.operators import FloatArray
 from parallelsim.scored_row import ScoredRow
-from parallelsim.uncertainty import LEVEL, NORMAL_QUANTILE, REGIMES, Regime, regime_of
+from parallelsim.uncertainty import LEVEL, REGIMES, Regime, regime_of, widening
 
 TextArray = NDArray[np.str_]
 
-MIN_SOURCES = 5
-"""Of fewer, no quantile for a new source is known: the regime borrows."""
-FACTORS = np.arange(0.0, 4.01, 0.25)
-"""Candidates for the communication factor k. Coverage hardly changes from 2 on; the bound keeps a
-step of communication alone within five half-widths."""
-MUCH_EXPOSED = 0.1
-"""Share of exposed communication that parts the rows when k is fitted."""
+ITERATIONS = 150
+"""Of :func:`variances`; the half-widths have settled to 1 % by then."""
+MUCH_OTHER = 0.2
+"""Share of the step beside GEMMs and attention that parts the rows of docs/accuracy.md."""
 FOLLOWED = 2
 """Parameters by which constants follow the sources in view, assumed: level, and slope."""
 USE_EDGES = (0.70, 0.75, 0.80, 0.85, 0.90, 0.95, 1.00, 1.05, 1.20)
@@ -43,7 +41,8 @@ class Residuals:
     several_nodes: NDArray[np.bool_]
     experts: NDArray[np.bool_]
     log_ratio: FloatArray
-    exposed_frac: FloatArray
+    other_frac: FloatArray
+    """Of the predicted step: what is neither GEMM nor attention."""
 
     def __len__(self) -> int:
         return len(self.log_ratio)
@@ -74,7 +73,7 @@ def residuals(rows: Sequence[ScoredRow]) -> Residuals:
         np.array([regime.several_nodes for regime in regimes], np.bool_),
         np.array([regime.experts for regime in regimes], np.bool_),
         np.log([(row.run.step_time_s or np.nan) / row.step_time_s for row in timed]),
-        np.array([row.exposed_frac for row in timed], np.float64),
+        np.array([other_frac(np.array([row.cause_shares]))[0] for row in timed], np.float64),
     )
 
 
@@ -98,9 +97,9 @@ def unseen_factor(sources: int) -> float:
 
     Equation: sqrt((1 + h) / (1 - h)), h = 2 / K: variance of a residual of least squares outside
     and inside the fit, each of K sources with the mean leverage of two parameters. That constants
-    follow no more of the sources than their level and their slope with exposed communication is an
-    assumption: the factor is 1.13 for 16 sources, but fits of all constants that leave a source out
-    err 1.7 times as much on it (docs/accuracy_leave_out.md).
+    follow no more of the sources than their level and one slope is an assumption: the factor is
+    1.11 for 20 sources, but fits of all constants that leave a source out err 1.7 times as much on
+    it (docs/accuracy_leave_out.md).
     """
     if sources <= FOLLOWED:
         return float("inf")
@@ -111,6 +110,54 @@ def unseen_factor(sources: int) -> float:
 def source_mean(values: FloatArray, source: TextArray) -> float:
     """Mean over sources of their means."""
     return float(np.mean([values[source == name].mean() for name in np.unique(source)]))
+
+
+def source_weight(source: TextArray) -> FloatArray:
+    """Weight of each row: every source the same, and their sum one; shape of ``source``."""
+    names, position, rows = np.unique(source, return_inverse=True, return_counts=True)
+    return np.asarray(1 / (len(names) * rows[position]))
+
+
+def variances(data: Residuals) -> tuple[float, float]:
+    """(a^2, c^2) of ln(measured / predicted), whose variance is a^2 + c^2 u^2; u: ``other_frac``.
+
+    Greatest likelihood of normal residuals, sources weighing equally. Each step multiplies a
+    variance by the square root of what the residuals give over what it gives itself: the
+    likelihood never falls and no variance gets negative (Hunter & Lange 2004, MM algorithms).
+
+    Neglects: that residuals of one source are alike; the quantile over sources makes up for it.
+    """
+    weight, terms = source_weight(data.source), _terms(data)
+    found = np.full(2, float(weight @ data.log_ratio**2) / 2)
+    for _ in range(ITERATIONS):
+        variance = terms @ found
+        given = (weight * data.log_ratio**2 / variance**2) @ terms
+        own = (weight / variance) @ terms
+        found = found * np.sqrt(given / np.where(own > 0, own, 1.0))
+    return float(found[0]), float(found[1])
+
+
+def _terms(data: Residuals) -> FloatArray:
+    return np.column_stack([np.ones(len(data)), data.other_frac**2])
+
+
+def excess(squares: FloatArray, source: TextArray) -> float:
+    """How much larger the variance is than assumed, relative; 0 for no more.
+
+    m^3 / (m^2 + e^2): the mean m over sources of their mean square less one, shrunk to 0 as far as
+    its standard error e, from the spread of the sources, is large; unshrunk of a single source.
+    inf where there is none.
+
+    Args:
+        squares: squared residuals over their assumed variance, shape [n].
+        source: of each, shape [n].
+    """
+    means = np.array([squares[source == name].mean() for name in np.unique(source)]) - 1
+    if not len(means):
+        return float("inf")
+    mean = max(float(means.mean()), 0.0)
+    error = float(means.var(ddof=1)) / len(means) if len(means) > 1 else 0.0
+    return mean**3 / (mean**2 + error) if mean else 0.0
 
 
 @dataclass(frozen=True)
@@ -128,102 +175,83 @@ class Fit:
     """Everything that the intervals need."""
 
     widths: Mapping[Regime, Width]
-    communication_factor: float
+    other_factor: float
 
-    def covers(self, data: Residuals) -> NDArray[np.bool_]:
-        """Which rows their interval holds."""
+    def half_width(self, data: Residuals) -> FloatArray:
+        """Of each row, on the logarithm of the step time."""
         half = np.zeros(len(data))
         for regime, width in self.widths.items():
             half[data.of(regime)] = width.half_width
-        scale = 1 + self.communication_factor * data.exposed_frac
-        return np.asarray(np.abs(data.log_ratio) <= half * scale)
+        return half * widening(self.other_factor, data.other_frac)
 
 
 def fit(data: Residuals, exchanged: Residuals) -> Fit:
     """Half-widths of all regimes.
+
+    w_r^2 = q^2 a^2 (1 + e_unmeasured) (1 + e_experts),  uncalibrated: q the larger of both
+
+    q is the quantile, for a new source, of the residuals over their standard deviations, of all
+    rows; a, c: :func:`variances` of dense models on measured accelerators; e: :func:`excess`. No
+    regime has a number of its own rows alone, so that none follows its largest source.
 
     Args:
         data: residuals with each row's own framework.
         exchanged: the same runs predicted for every other calibrated framework that can run them:
             what an uncalibrated framework file risks.
     """
-    known = data.measured & data.calibrated & ~data.experts
-    factor = _communication_factor(data.take(known))
-    return Fit({regime: _width(regime, data, exchanged, factor) for regime in REGIMES}, factor)
+    base, slope = variances(data.take(data.measured & ~data.experts))
+    unmeasured = _excess(data, ~data.measured & ~data.experts, base, slope)
+    experts = _excess(data, data.measured & data.experts, base, slope)
+
+    def score(rows: Residuals) -> FloatArray:
+        variance = _terms(rows) @ np.array([base, slope])
+        variance = variance * np.where(rows.measured, 1, 1 + unmeasured)
+        variance = variance * np.where(rows.experts, 1 + experts, 1)
+        return np.asarray(np.abs(rows.log_ratio) / np.sqrt(variance))
+
+    own = unseen_factor(len(np.unique(data.source))) * source_quantile(score(data), data.source)
+    other = max(own, source_quantile(score(exchanged), exchanged.source))
+    widths = {}
+    for regime in REGIMES:
+        quantile, basis = own if regime.calibrated else other, ["all rows"]
+        variance = base
+        if not regime.calibrated:
+            basis.append("widened by what another framework's file costs")
+        if regime.experts:
+            variance *= 1 + experts
+            basis.append("widened by the spread of mixtures of experts")
+        if not regime.measured:
+            variance *= 1 + unmeasured
+            basis.append("widened by the spread of accelerators without measurements")
+        rows = data.take(data.of(regime))
+        half = quantile * float(np.sqrt(variance))
+        widths[regime] = Width(half, len(rows), len(np.unique(rows.source)), ", ".join(basis))
+    return Fit(widths, float(np.sqrt(slope / base)))
 
 
-def _communication_factor(data: Residuals) -> float:
-    """The k at which steps with much and with little exposed communication have the same quantile;
-    0 where too few sources have both.
-    """
-    size, much = np.abs(data.log_ratio), data.exposed_frac > MUCH_EXPOSED
-    if min(len(np.unique(data.source[side])) for side in (much, ~much)) < MIN_SOURCES:
-        return 0.0
-
-    def imbalance(factor: float) -> float:
-        scores = size / (1 + factor * data.exposed_frac)
-        high, low = (source_quantile(scores[s], data.source[s]) for s in (much, ~much))
-        return abs(float(np.log(high / low)))
-
-    return float(min(FACTORS, key=imbalance))
+def _excess(data: Residuals, which: NDArray[np.bool_], base: float, slope: float) -> float:
+    rows = data.take(which)
+    squares = rows.log_ratio**2 / (_terms(rows) @ np.array([base, slope]))
+    return excess(np.asarray(squares), rows.source)
 
 
-def _width(regime: Regime, data: Residuals, exchanged: Residuals, factor: float) -> Width:
-    """Its own quantile where it has sources enough, else that of the wider regime, widened."""
-
-    def scores(rows: Residuals) -> FloatArray:
-        return np.asarray(np.abs(rows.log_ratio) / (1 + factor * rows.exposed_frac))
-
-    def quantile(rows: Residuals) -> float:
-        unseen = unseen_factor(len(np.unique(rows.source)))
-        return unseen * source_quantile(scores(rows), rows.source)
-
-    own = data.take(data.of(regime))
-    sources = len(np.unique(own.source))
-    if sources >= MIN_SOURCES:
-        return Width(quantile(own), len(own), sources, "its own rows")
-    known = data.take(data.of(Regime(True, True, regime.several_nodes)))
-    half, basis = quantile(known), ["measured and calibrated rows"]
-    squared = half**2
-    if not regime.calibrated:
-        same = (exchanged.several_nodes == regime.several_nodes) & ~exchanged.experts
-        other = exchanged.take(same)
-        wider = max(half, source_quantile(scores(other), other.source))
-        squared += wider**2 - half**2
-        basis.append("widened by what another framework's file costs")
-    if regime.experts:
-        excess = _excess_variance(data, factor, data.calibrated & data.measured & data.experts)
-        squared += excess * NORMAL_QUANTILE**2
-        basis.append("widened by the spread of mixtures of experts")
-    if not regime.measured:
-        without = data.calibrated & ~data.measured & ~data.experts
-        squared += _excess_variance(data, factor, without) * NORMAL_QUANTILE**2
-        basis.append("widened by the spread of accelerators without measurements")
-    return Width(float(np.sqrt(squared)), len(own), sources, ", ".join(basis))
-
-
-def _excess_variance(data: Residuals, factor: float, which: NDArray[np.bool_]) -> float:
-    """Mean square residual of these rows beyond that of dense models on measured accelerators, and
-    (K + 1) / K for a mean over few sources; inf where there is none.
-    """
-    squares = (data.log_ratio / (1 + factor * data.exposed_frac)) ** 2
-    known = data.calibrated & data.measured & ~data.experts
-    if not which.any():
-        return float("inf")
-    sources = len(np.unique(data.source[which]))
-    excess = source_mean(squares[which], data.source[which])
-    excess -= source_mean(squares[known], data.source[known])
-    return max(excess, 0.0) * (sources + 1) / sources
-
-
-def held_out_coverage(data: Residuals, exchanged: Residuals) -> NDArray[np.bool_]:
-    """Which rows are held by the interval that was fitted without any row of their source."""
-    covered = np.zeros(len(data), np.bool_)
+def held_out_half_width(data: Residuals, exchanged: Residuals) -> FloatArray:
+    """Half-widths of the rows by a fit without any row of their source."""
+    half = np.zeros(len(data))
     for name in np.unique(data.source):
         rest = fit(data.take(data.source != name), exchanged.take(exchanged.source != name))
         index = data.source == name
-        covered[index] = rest.covers(data.take(index))
-    return covered
+        half[index] = rest.half_width(data.take(index))
+    return half
+
+
+def interval_score(log_ratio: FloatArray, half_width: FloatArray) -> FloatArray:
+    """2 w + 2 / (1 - level) max(|r| - w, 0): small for narrow intervals that hold; shape [n].
+
+    Proper (Gneiting & Raftery 2007, 6.2): neither wider nor narrower than true pays.
+    """
+    missed = np.maximum(np.abs(log_ratio) - half_width, 0.0)
+    return np.asarray(2 * half_width + 2 / (1 - LEVEL) * missed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,8 @@ class ScoredRow:
     step_time_s: float = float("nan")
     peak_memory_bytes: float = float("nan")
     memory_use_frac: float = float("nan")
-    exposed_frac: float = float("nan")
-    """Exposed communication over step time, both predicted."""
     cause_shares: tuple[float, ...] = ()
-    """Of the predicted step by cause, in the order of :data:`parallelsim.correlation.CAUSES`."""
+    """Of the predicted step by cause, in the order of :data:`parallelsim.causes.CAUSES`."""
 
     @property
     def is_scored(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelsim.causes import cause_shares, other_frac
 from parallelsim.cluster import ClusterSpec
 from parallelsim.compute import peak_flops
 from parallelsim.costs import CostTable
@@ -131,14 +132,6 @@ class Simulation:
         return regime_of(self.model, self.cluster, self.framework).name
 
     @property
-    def exposed_frac(self) -> FloatArray:
-        """Exposed communication over step time; shape [P]."""
-        names = [f.name for f in fields(self.time) if f.name.endswith("_exposed_s")]
-        exposed = sum((getattr(self.time, name) for name in names), np.zeros(len(self)))
-        known = np.isfinite(self.step_time_s) & (self.step_time_s > 0)
-        return np.divide(exposed, self.step_time_s, out=np.ones(len(self)), where=known)
-
-    @property
     def step_time_low_s(self) -> FloatArray:
         """With ``step_time_high_s`` the interval that holds 80 % of measured runs; shape [P]."""
         return self.step_time_s / self._interval_factor
@@ -159,7 +152,7 @@ class Simulation:
     @property
     def _interval_factor(self) -> FloatArray:
         regime = regime_of(self.model, self.cluster, self.framework)
-        return interval_factor(regime, self.exposed_frac)
+        return interval_factor(regime, other_frac(cause_shares(self.time)))
 
     def take(self, index: Any) -> Simulation:
         """The predictions at ``index``: positions, a mask, or a slice."""

@@ -1,11 +1,12 @@
 """How far predictions may be off: intervals of the step time, and P(fits).
 
-low = t exp(-w), high = t exp(w), w = w_r (1 + k x)
+low = t exp(-w), high = t exp(w), w = w_r sqrt(1 + k^2 u^2)
 
-t predicted step time, x the share of it that is exposed communication, w_r the half-width of the
-plan's regime: accelerator measured or not, framework calibrated or not, one node or several,
-mixture of experts or not. The interval holds 80 % of the measured runs of a source that no part of
-it was fitted on. The numbers are in ``residuals.json``; :mod:`parallelsim.residuals` fits them.
+t predicted step time, u the share of it that is neither GEMM nor attention (memory-bound work,
+launches, exposed communication: predicted less closely), w_r the half-width of the plan's regime:
+accelerator measured or not, framework calibrated or not, one node or several, mixture of experts
+or not. The interval is meant to hold 80 % of the measured runs of a source that no part of it was
+fitted on. The numbers are in ``residuals.json``; :mod:`parallelsim.residuals` fits them.
 
 Neglects: what differs between precisions and between models. Errors that the plans of one cluster
 share are in :mod:`parallelsim.correlation`: two plans compare better than their intervals overlap.
@@ -71,8 +72,8 @@ class ResidualTable:
 
     half_width: Mapping[Regime, float]
     """w_r, on the logarithm of the step time."""
-    communication_factor: float
-    """k: how much faster the error grows with the share of exposed communication."""
+    other_factor: float
+    """k: spread of what is neither GEMM nor attention over that of any step."""
     fits_use: FloatArray
     """Predicted uses u of the memory, ascending."""
     fits_probability: FloatArray
@@ -85,7 +86,7 @@ def residual_table() -> ResidualTable:
     data = json.loads(Path(__file__).with_name("residuals.json").read_text(encoding="utf-8"))
     return ResidualTable(
         half_width={r: float(data["regimes"][r.name]["half_width"]) for r in REGIMES},
-        communication_factor=float(data["communication_factor"]),
+        other_factor=float(data["other_factor"]),
         fits_use=np.array(data["fits"]["memory_use_frac"], np.float64),
         fits_probability=np.array(data["fits"]["probability"], np.float64),
     )
@@ -101,15 +102,21 @@ def regime_of(model: ModelSpec, cluster: ClusterSpec, framework: FrameworkSpec) 
     )
 
 
-def interval_factor(regime: Regime, exposed_frac: FloatArray) -> FloatArray:
+def widening(factor: float, other: FloatArray) -> FloatArray:
+    """sqrt(1 + k^2 u^2), shape of ``other``: independent errors add by their squares."""
+    return np.asarray(np.sqrt(1 + (factor * other) ** 2))
+
+
+def interval_factor(regime: Regime, other: FloatArray) -> FloatArray:
     """exp(w): high is the step time times this, low the step time over it; shape [P].
 
     Args:
         regime: of the plans.
-        exposed_frac: exposed communication over step time, shape [P].
+        other: share of the step that is neither GEMM nor attention, shape [P]:
+            :func:`parallelsim.causes.other_frac`.
     """
     table = residual_table()
-    return np.exp(table.half_width[regime] * (1 + table.communication_factor * exposed_frac))
+    return np.exp(table.half_width[regime] * widening(table.other_factor, other))
 
 
 def fits_probability(memory_use_frac: FloatArray) -> FloatArray:

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from parallelsim.catalog import framework_names, load_framework
-from parallelsim.correlation import cause_shares
+from parallelsim.causes import cause_shares
 from parallelsim.errors import SpecError
 from parallelsim.measured_cases import Case, CaseBuilder
 from parallelsim.measurements import BadRow, RowError, Run, printable, read_tables
@@ -181,7 +181,7 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
             first = current[index[0]]
             plans = PlanBatch.from_plans([current[i].plan for i in index])
             simulation = simulate(first.model, first.cluster, first.framework, plans)
-            exposed, shares = simulation.exposed_frac, cause_shares(simulation.time)
+            shares = cause_shares(simulation.time)
             for position, i in enumerate(index):
                 case = current[i]
                 use = float(simulation.memory_use_frac[position])
@@ -195,7 +195,6 @@ def predict(cases: Sequence[Case]) -> list[ScoredRow]:
                     float(simulation.peak_memory_bytes[position]),
                     use,
                     simulation.reasons[position],
-                    float(exposed[position]),
                     tuple(shares[position].tolist()),
                 )
             tell(len(results) - results.count(None), len(results), "runs")
@@ -220,7 +219,6 @@ def _row(
     peak: float,
     use: float,
     broken: ByteArray,
-    exposed: float,
     shares: tuple[float, ...],
 ) -> ScoredRow:
     run = case.run
@@ -239,9 +237,7 @@ def _row(
     if not case.cluster.accelerator.measured:
         notes.append(f"{case.cluster.accelerator.name} was not measured: its family's efficiencies")
     notes += ["assumed " + ", ".join(case.assumed)] if case.assumed else []
-    return ScoredRow(
-        run.id, run.group, "; ".join(notes), case, step_time_s, peak, use, exposed, shares
-    )
+    return ScoredRow(run.id, run.group, "; ".join(notes), case, step_time_s, peak, use, shares)
 
 
 @cache

@@ -11,13 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from parallelsim import Plan, Simulation, load_cluster, load_framework, load_model, simulate
+from parallelsim.causes import CAUSES, cause_seconds, cause_shares
 from parallelsim.cli import main
 from parallelsim.correlation import (
-    CAUSES,
     LAUNCH_FACTOR,
     OWN_SD,
-    cause_seconds,
-    cause_shares,
     covariance,
     interval_covariance,
     joint_draws,

@@ -84,6 +84,7 @@ LAYERS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("seconds", "core", ("compute", "collectives", "savedtensors", "uncertainty"), False),
     ("stages", "core", STAGES, True),
     ("step", "core", ("step",), False),
+    ("causes", "core", ("causes",), False),
     ("frames", "core", ("frames",), False),
     ("simulate", "core", ("simulate",), False),
     ("replay", "core", ("replay", "replay_costs"), True),

@@ -22,8 +22,9 @@ from parallelsim import (
     load_framework,
     load_model,
 )
+from parallelsim.causes import CAUSES, cause_seconds
 from parallelsim.cli import main
-from parallelsim.correlation import CAUSE_SD, CAUSES, cause_seconds
+from parallelsim.correlation import CAUSE_SD
 from parallelsim.tuning.advice import Candidates, Runs, advise, next_run
 from parallelsim.tuning.candidates import candidates, runnable
 from parallelsim.tuning.memory import fits_after, posterior_weights, prior_weights

@@ -15,7 +15,17 @@ from parallelsim import Plan, load_cluster, load_framework, load_model, simulate
 from parallelsim.cli import main
 from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
-from parallelsim.residuals import Residuals, falling, fit, fits_table, residuals, source_quantile
+from parallelsim.residuals import (
+    Residuals,
+    excess,
+    falling,
+    fit,
+    fits_table,
+    interval_score,
+    residuals,
+    source_quantile,
+    variances,
+)
 from parallelsim.scored_row import ScoredRow
 from parallelsim.simulate import Simulation
 from parallelsim.uncertainty import (
@@ -75,11 +85,11 @@ def test_less_knowledge_is_a_wider_interval() -> None:
                 assert interval_factor(replace(regime, **{name: False}), nothing) > factor
 
 
-def test_exposed_communication_widens_the_interval(simulation: Simulation) -> None:
+def test_communication_widens_the_interval(simulation: Simulation) -> None:
     shares = np.linspace(0, 1, 11)
     assert (np.diff(interval_factor(REGIMES[0], shares)) > 0).all()
-    assert ((simulation.exposed_frac >= 0) & (simulation.exposed_frac < 1)).all()
-    assert simulation.exposed_frac[3] > simulation.exposed_frac[0]
+    factors = simulation.step_time_high_s / simulation.step_time_s
+    assert factors[3] > factors[0]
 
 
 def test_regime_follows_accelerator_framework_and_domain() -> None:
@@ -103,10 +113,10 @@ def test_intervals_hold_published_runs(published: list[ScoredRow]) -> None:
     held = np.zeros(len(data), np.bool_)
     for regime in REGIMES:
         rows = data.of(regime)
-        bound = np.log(interval_factor(regime, data.exposed_frac[rows]))
+        bound = np.log(interval_factor(regime, data.other_frac[rows]))
         held[rows] = np.abs(data.log_ratio[rows]) <= bound
     assert 0.70 <= np.mean([held[data.source == name].mean() for name in set(data.source)]) < 0.98
-    assert table.communication_factor >= 0
+    assert table.other_factor >= 0
 
 
 def test_source_quantile_weighs_sources_equally() -> None:
@@ -148,11 +158,33 @@ def test_regime_of_few_sources_borrows_and_is_wider() -> None:
     known = widths[Regime(True, True, True)]
     unmeasured = widths[Regime(False, True, True)]
     unchecked = widths[Regime(True, False, True)]
-    assert known.basis == "its own rows"
+    assert known.basis == "all rows"
     assert unmeasured.half_width > known.half_width
     assert unchecked.half_width > known.half_width
     assert widths[Regime(False, False, True)].half_width > unmeasured.half_width
     assert (unmeasured.sources, unchecked.sources) == (2, 0)
+
+
+def test_variances_are_those_that_made_the_residuals() -> None:
+    data = made_up(300)
+    other = np.random.default_rng(1).uniform(0, 1, len(data))
+    noise = np.random.default_rng(2).normal(0, np.sqrt(0.05**2 + (0.2 * other) ** 2))
+    base, slope = variances(replace(data, other_frac=other, log_ratio=noise))
+    assert np.sqrt([base, slope]) == pytest.approx([0.05, 0.2], rel=0.1)
+
+
+def test_excess_is_shrunk_where_sources_disagree() -> None:
+    source = np.array(["a", "b", "c"])
+    agreed, torn = np.array([1.9, 2.0, 2.1]), np.array([0.1, 0.2, 5.7])
+    assert excess(agreed, source) == pytest.approx(1.0, abs=0.01)
+    assert 0 < excess(torn, source) < 0.5
+    assert excess(np.array([0.4, 0.6, 0.5]), source) == 0
+
+
+def test_interval_score_is_least_at_the_true_quantile() -> None:
+    values = np.random.default_rng(0).normal(0, 1, 50_000)
+    scores = [interval_score(values, np.full(len(values), w)).mean() for w in (1.0, 1.2816, 1.6)]
+    assert min(scores) == scores[1]
 
 
 def test_falling_pools_neighbours_that_rise() -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelsim.correlation import cause_seconds, joint_draws
+from parallelsim.causes import cause_seconds
+from parallelsim.correlation import joint_draws
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
 from parallelsim.simulate import Simulation

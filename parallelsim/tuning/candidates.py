@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallelsim.correlation import CAUSE_SD, cause_seconds
+from parallelsim.causes import cause_seconds
+from parallelsim.correlation import CAUSE_SD
 from parallelsim.costs import CostTable
 from parallelsim.memory import lowest_memory
 from parallelsim.operators import FloatArray

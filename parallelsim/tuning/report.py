@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelsim.correlation import CAUSE_SD, CAUSES
+from parallelsim.causes import CAUSES
+from parallelsim.correlation import CAUSE_SD
 from parallelsim.report.labels import degrees
 from parallelsim.report.tables import Column
 from parallelsim.simulate import Simulation
