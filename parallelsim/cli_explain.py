@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from parallelsim.simulate import Simulation
     from parallelsim.why_not import WhyNot
 
+NO_CUTS = (
+    "layers are cut freely between the stages of a pipeline, by software that takes such a layout, "
+    "and no plan here has both"
+)
 why_not_option: Callable[[Any], Any] = click.option(
     "--why-not",
     "parts",
@@ -102,13 +106,14 @@ def answered(
         chosen = replace(search, fixed=fixed, limits=limits | part.values)
         try:
             space = search_space(inputs, chosen)
-            empty = space.num_candidates == 0
+            cuts = any(space.free_stagings(pp) for pp in space.pipeline_degrees)
+            empty = space.num_candidates == 0 and not cuts
         except PlanError as error:
             answers.append(no_such_plan(part.text, error))
             continue
         if empty:
             values = {**fixed, **{k: tuple(v)[0] for k, v in part.values.items()}}
-            why = broken_by(inputs, values)
+            why = [NO_CUTS] if values.get("layout") == "free" else broken_by(inputs, values)
             words = "; ".join(why) or "these values do not go together in any plan"
             answers.append(no_such_plan(part.text, words))
             continue

@@ -71,9 +71,11 @@ def misfit_words(
         return f"no plan for {where}: {refused}", []
     if not result.exhaustive:
         more = "wait longer with --timeout" if result.stopped == "time-out" else "--budget more"
+        if search.searcher != "grid":
+            more += ", or search all with --searcher grid"
         return (
             f"no feasible plan for {where} among the {result.num_evaluated:,} evaluated of "
-            f"{result.num_candidates:,}; {more}, or search all with --searcher grid"
+            f"{result.num_candidates:,}; {more}"
         ), []
     return (
         f"no feasible plan for {where}: none of {result.num_candidates:,} candidates obeys "

@@ -173,16 +173,21 @@ def read_table(path: str, inputs: Mapping[str, str]) -> list[Row]:
     advice = "use another name, or --force to start anew"
     try:
         with open(path, encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            cells = list(itertools.islice(reader, 10**6))
-            header = tuple(reader.fieldnames or ())
+            lines = list(itertools.islice(stream, 10**6))
+        reader = csv.DictReader(lines, strict=True)
+        cells = list(reader)
+        header = tuple(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "no CSV"
         raise OutputError(f"{path}: cannot be read: {reason}; {advice}") from None
     if header != COLUMNS:
         raise OutputError(f"{path}: is no table of this version's sweep; {advice}")
+    if not lines[-1].endswith("\n"):
+        raise OutputError(f"{path}: line {len(lines)} is cut off; {advice}")
     rows = []
     for number, cell in enumerate(cells, 2):
+        if None in cell or None in cell.values():
+            raise OutputError(f"{path}: line {number} has not the header's cells; {advice}")
         for name, value in inputs.items():
             if cell[name] != value:
                 was = f"{name} {cell[name][:60]!r}, not {value[:60]!r}"

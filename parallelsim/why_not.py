@@ -59,7 +59,7 @@ def why_not(space: SearchSpace, part: str, winner: Simulation, memory_limit: flo
     with progress.part(f"why not {part}"):
         result = grid_search(space, 1, memory_limit)
     counted = _counts(part, result)
-    if not result.num_candidates:
+    if not result.num_candidates and not len(result.plans):
         return WhyNot(part, "no plan", (f"{part}: the space has no such plan.",), None, result)
     if len(result.plans):
         best = result.plans
@@ -94,6 +94,8 @@ def no_such_plan(part: str, error: PlanError | str) -> WhyNot:
 
 def _counts(part: str, result: SearchResult) -> str:
     """How many plans the part has, and what became of them."""
+    if not result.num_candidates:
+        return f"{part}: plans whose layers the search cuts as it goes, beside its candidates."
     left = f"{result.num_feasible:,} safe, {result.num_tight:,} tight"
     rejected = rejections(result.reasons)
     words = f"{part}: {result.num_candidates:,} plans, {left}"

@@ -126,6 +126,8 @@ class _Worker:
         self.parents = Parents(by_front=len(study.directions) > 1)
         self.rng = np.random.default_rng(seed)
         self.own: set[int] = set()
+        self.kept: set[PlanId] = set()
+        """Plans that this process simulates or has simulated: never free again."""
         self.running: list[Trial] = []
         self.others: dict[PlanId, bool] = {}
         """Plans of other processes (and earlier runs): whether they are done and safe."""
@@ -222,6 +224,7 @@ class _Worker:
             for i in open_:
                 self.running[i].set_user_attr(CLAIM, claimed[i])
             self._see_others()
+            self.kept |= {claimed[i] for i in open_ if claimed[i] not in self.others}
             open_ = [i for i in open_ if claimed[i] in self.others]
             for i in list(open_):
                 again = self.encoding.decode([self.running[i].params])
@@ -249,8 +252,8 @@ class _Worker:
                     self.finished.add(trial.number)
             elif trial.state == TrialState.RUNNING and now - (trial.datetime_start or now) < STALE:
                 seen[identity] = False
-        for identity in self.others.keys() - seen.keys():
-            self.encoding.release(identity)
+        for identity in self.others.keys() - seen.keys() - self.kept:
+            self.encoding.release(identity)  # another claimed it and gave way
         for identity in seen:
             self.encoding.take(identity)
         self.others = seen

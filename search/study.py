@@ -92,7 +92,7 @@ def open_study(
     """The study to work on: a new one, or one of an equal search that goes on.
 
     Raises:
-        PlanError: it was made for another search.
+        PlanError: it was made for another search, or the storage is of no known kind.
         OutputError: the storage cannot be used.
     """
     import optuna
@@ -133,6 +133,11 @@ def _storage(url: str) -> BaseStorage:
     if "://" not in url:
         return journal_storage(url)
     scheme, rest = url.split("://", 1)
+    if not scheme.startswith(("sqlite", "postgres")) or rest in ("", "/", "/:memory:"):
+        raise PlanError(
+            f"storage {shown(url)}: expected sqlite:///FILE, postgresql://USER@HOST/DATABASE, or "
+            "the path of a journal file"
+        )
     options: dict[str, Any] = {}
     if scheme in ("postgresql", "postgres"):
         scheme = "postgresql+psycopg"

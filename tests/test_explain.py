@@ -225,6 +225,12 @@ def test_ranks_are_those_of_the_plan_file(files: Path) -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
+def test_freely_cut_layers_are_a_part_of_the_space() -> None:
+    args = ("plan", "--model", "llama3-8b", "--gpus", "8", "--why-not", "layout=free")
+    assert "Its best (" in (text := run(*args).stdout) or "It holds plan 1" in text
+    assert "no plan here has both" in " ".join(run(*args, "--fix", "pp=1").stdout.split())
+
+
 def test_plan_answers_why_not(files: Path) -> None:
     args = ("--model", "gpt2-xl", "--gpus", "8", "--global-batch-size", "64", "--top", "1")
     asked = [

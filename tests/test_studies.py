@@ -17,8 +17,11 @@ from typing import Any
 import optuna
 import pytest
 from click.testing import CliRunner
-from parallelsim.search.bayesian import BayesianSearcher
-from parallelsim.search.searcher import Request
+from optuna.trial import TrialState
+from parallelsim.search.bayesian import CLAIM, BayesianSearcher
+from parallelsim.search.bayesian import _Worker as Worker
+from parallelsim.search.objective import Objective
+from parallelsim.search.searcher import Meter, Request
 from parallelsim.search.space import SearchSpace
 from parallelsim.search.study import shown
 
@@ -241,6 +244,31 @@ def test_a_file_that_is_no_study_is_one_line(tmp_path: Path) -> None:
         path.write_text("precious\n" * 200)
         with pytest.raises(OutputError, match=name):
             BayesianSearcher(storage=storage.format(path)).search(SPACE, Request(budget=5))
+
+
+def test_a_plan_stays_taken_when_another_that_claimed_it_too_gives_way() -> None:
+    study = optuna.create_study()
+    request = Request(budget=40)
+    worker = Worker(study, Objective(SPACE, Meter(request)), 0, (8, 40), 0.25)
+    worker.run_batch(8)
+    kept = sorted(worker.kept)
+    assert len(kept) == 8
+    for claim, state in ((kept[0], TrialState.RUNNING), (kept[1], TrialState.FAIL)):
+        attrs = {CLAIM: list(claim)}
+        study.add_trial(optuna.trial.create_trial(state=state, user_attrs=attrs))
+    worker.run_batch(8)
+    study.tell(8, state=TrialState.FAIL)  # the other process has another plan instead
+    while len(worker.kept) < 40:
+        worker.run_batch(8)
+    plans = [tuple(t.user_attrs[CLAIM]) for t in study.trials if t.state.name == "COMPLETE"]
+    assert len(plans) == len(set(plans)) == 40
+    assert not any(worker.encoding.is_new(worker.encoding.point(plan)) for plan in kept)
+
+
+@pytest.mark.parametrize("storage", ["sqlite://", "sqlite:///:memory:", "mysql://host/base"])
+def test_a_storage_that_keeps_nothing_is_refused(storage: str) -> None:
+    with pytest.raises(PlanError, match="expected sqlite:///FILE, postgresql"):
+        BayesianSearcher(storage=storage).search(SPACE, Request(budget=1))
 
 
 def test_a_warm_start_is_tried_first() -> None:

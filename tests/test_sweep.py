@@ -197,6 +197,11 @@ def test_another_table_is_left_as_it_is(swept: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.csv"
     damaged.write_text(swept.read_text().replace(",ok,", ",maybe,", 1))
     assert "line 2 is damaged" in run(*ARGS, "--output", str(damaged)).stderr
+    text = swept.read_text()
+    for cut, words in ((text[:-5], "is cut off"), (text[:-40] + "\n", "the header's cells")):
+        damaged.write_text(cut)
+        assert words in run(*ARGS, "--output", str(damaged)).stderr
+        assert damaged.read_text() == cut
     replaced = run(*ARGS, *ONE, "--output", str(foreign), "--force")
     assert replaced.exit_code == 0
     assert foreign.read_bytes() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -311,7 +312,12 @@ def test_a_damaged_study_is_named_and_kept(change: Any, words: str, study: str) 
 
 def test_a_study_of_another_model_is_refused(study: str) -> None:
     plans = Path(study) / "candidates.yaml"
-    plans.write_text(plans.read_text().replace("model: llama3-8b", "model: llama3-70b"))
+    was = plans.read_bytes()
+    plans.write_bytes(was.replace(b"model: llama3-8b", b"model: llama3-70b"))
+    assert "candidates.yaml: changed since 'tune init'" in error_of(run("status", study))
+    state = Path(study) / "study.json"
+    old, new = (hashlib.sha256(data).hexdigest() for data in (was, plans.read_bytes()))
+    state.write_text(state.read_text().replace(old, new))
     message = error_of(run("status", study))
     assert "made for llama3-8b" in message
     assert "now names llama3-70b" in message

@@ -4,7 +4,7 @@
 ``study.json`` is replaced whole after every step, never changed in place, so that a process killed
 at any moment leaves the study as it was before or as it is after::
 
-    {"format": 1,
+    {"format": 1, "candidates_sha256": "9f86d0...",
      "model": {"name": "llama3-8b", "num_parameters": 8030261248, "flops_per_sequence": 4.2e14},
      "budget": 6, "min_gain_frac": 0.005, "proposed": 3,
      "runs": [{"rank": 1, "step_time_s": 6.5, "peak_memory_bytes": null, "source": "run-1.log"}]}
@@ -16,6 +16,7 @@ the process keeps others out.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ from parallelsim.yaml_io import read_json
 CANDIDATES, STUDY, LOCK = "candidates.yaml", "study.json", "study.lock"
 FORMAT = 1
 MAX_RUNS = 1000
-_KEYS = {"format", "model", "budget", "min_gain_frac", "proposed", "runs"}
+_KEYS = {"format", "candidates_sha256", "model", "budget", "min_gain_frac", "proposed", "runs"}
 _RUN_KEYS = {"rank", "step_time_s", "peak_memory_bytes", "source"}
 
 
@@ -143,6 +144,7 @@ def save(study: Study) -> None:
     """Put the study in the place of the one before, whole."""
     data = {
         "format": FORMAT,
+        "candidates_sha256": _digest(study.folder / CANDIDATES),
         "model": asdict(study.model),
         "budget": study.budget,
         "min_gain_frac": study.min_gain_frac,
@@ -203,6 +205,12 @@ def load(folder: str | Path) -> Study:
     if set(data) != _KEYS:
         raise _damaged(file, f"expected the keys {', '.join(sorted(_KEYS))}")
     document = read_document(path / CANDIDATES)
+    if data["candidates_sha256"] != _digest(path / CANDIDATES):
+        raise SpecError(
+            "changed since 'tune init', and the runs belong to the plans as they were; undo that "
+            "change, or make a new study",
+            file=str(path / CANDIDATES),
+        )
     ranks = {entry.rank for entry in document.plans}
     proposed, model = data["proposed"], data["model"]
     if not isinstance(data["runs"], list) or len(data["runs"]) > MAX_RUNS:
@@ -220,6 +228,13 @@ def load(folder: str | Path) -> Study:
         proposed=proposed,
         runs=tuple(_run(entry, ranks, f"runs[{i}]", file) for i, entry in enumerate(data["runs"])),
     )
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _damaged(file: str, what: str) -> SpecError:
