@@ -233,9 +233,8 @@ def test_freely_cut_layers_are_a_part_of_the_space() -> None:
 
 def test_plan_answers_why_not(files: Path) -> None:
     args = ("--model", "gpt2-xl", "--gpus", "8", "--global-batch-size", "64", "--top", "1")
-    asked = [
-        word for part in ("pp=2", "tp=2", "tp=3", "pp=2,vpp=7") for word in ("--why-not", part)
-    ]
+    parts = ("pp=2", "tp=2", "tp=3", "pp=2,vpp=7,layout=even")
+    asked = [word for part in parts for word in ("--why-not", part)]
     done = run("plan", *args, *asked)
     assert done.exit_code == 0, done.stderr
     printed = " ".join(done.stdout.split())
@@ -243,7 +242,7 @@ def test_plan_answers_why_not(files: Path) -> None:
     assert "% more than plan 1" in printed
     assert "25 query heads do not divide by tp=2" in printed
     assert "Why not tp=3: tp=3 is not possible on 8 GPUs" in printed
-    assert "Why not pp=2,vpp=7: 48 layers do not divide" in printed
+    assert "Why not pp=2,vpp=7,layout=even: 48 layers do not divide" in printed
     row = json.loads(run("plan", *args, "--why-not", "pp=2", "--json").stdout)["why_not"][0]
     assert row["verdict"] == "slower"
     assert row["best"][0]["plan"]["pp"] == 2
