@@ -13,7 +13,9 @@ from parallelsim.layers import LatentAttention
 from parallelsim.measured_models import is_gated
 from parallelsim.measured_text import (
     Sharding,
+    drops_tokens,
     leaves_out_stages,
+    quotes_other_release,
     quotes_recipe,
     stated_dispatcher,
     stated_grad_dtype,
@@ -76,7 +78,7 @@ def measured_plan(
     switches = _switches(facts, model, framework, defaults, precision, assumed)
     if model.has_experts:
         modular = recompute == "selective" and modules != MODULES[0]
-        graphs = _graphs_experts(cluster, defaults) and not modular
+        graphs = _graphs_experts(cluster, defaults, pp) and not modular
         switches |= _expert_switches(facts, cluster, framework, defaults, degrees, graphs, assumed)
     async_tp = switches["tp_comm_overlap"]
     switches["tp_comm_overlap"] &= sequence_parallel
@@ -231,28 +233,35 @@ def _expert_switches(
 ) -> dict[str, bool]:
     """Graphs and overlap that the recipes of models with experts turn on, and the row leaves out.
 
-    Overlap needs two micro-batches at once: a pipeline has to be interleaved.
+    Overlap needs two micro-batches at once: a pipeline has to be interleaved. A quoted recipe of
+    another release than the one that ran says nothing about graphs that it does not name, nor
+    about overlap without such a pipeline.
     """
-    if quotes_recipe(facts):
-        return {}
     outside = degrees["ep"] * degrees["etp"] > cluster.domain_size
-    usable = {
-        "cuda_graphs": graphs,
-        "ep_comm_overlap": (defaults.overlaps_outer_exchange and outside and degrees["vpp"] > 1),
-    }
+    overlaps = outside and degrees["vpp"] > 1
     stated = stated_switches(facts)
-    taken = [
-        name
+    other = defaults.expert_graphs != () and quotes_other_release(facts)
+    usable = {
+        "cuda_graphs": graphs and (other or not quotes_recipe(facts)),
+        "ep_comm_overlap": defaults.overlaps_outer_exchange
+        and overlaps
+        and not (quotes_recipe(facts) or (drops_tokens(facts) and not defaults.drop_overlaps)),
+    }
+    taken = {
+        name: True
         for name, on in usable.items()
         if on and name not in stated and getattr(framework.capabilities, name)
-    ]
-    assumed.extend(f"{name}=True" for name in taken)
-    return dict.fromkeys(taken, True)
+    }
+    if other and stated.get("ep_comm_overlap") and not overlaps:
+        taken["ep_comm_overlap"] = False
+    assumed.extend(f"{name}={on}" for name, on in taken.items())
+    return taken
 
 
-def _graphs_experts(cluster: ClusterSpec, defaults: RunDefaults) -> bool:
-    rack = ("rack",) if _in_rack(cluster) else ()
-    return not {cluster.accelerator.architecture, *rack}.isdisjoint(defaults.expert_graphs)
+def _graphs_experts(cluster: ClusterSpec, defaults: RunDefaults, pp: int) -> bool:
+    if _in_rack(cluster) and "rack" in defaults.expert_graphs:
+        return pp > 1
+    return cluster.accelerator.architecture in defaults.expert_graphs
 
 
 def _in_rack(cluster: ClusterSpec) -> bool:

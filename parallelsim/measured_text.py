@@ -81,6 +81,7 @@ _RELEASE = re.compile(r"\bcontainer NeMo (\d\d)\.(\d\d)\b", re.I)
 _ADAPTERS_A2A = re.compile(r"\blora_a2a\s*=\s*(?:1|true)\b", re.I)
 _UNSTATED_STAGES = re.compile(r"\bVP not stated\b", re.I)
 _QUOTED_SETTING = re.compile(r"\bsettings?\.\w", re.I)
+_OF_ANOTHER_RELEASE = re.compile(r"may differ from the release that was measured", re.I)
 _OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
@@ -252,6 +253,13 @@ def adapts_row_parallel(facts: Facts) -> bool:
 def leaves_out_stages(facts: Facts) -> bool:
     """The notes say that the source gives no virtual stages: its 1F1B may be interleaved."""
     return _UNSTATED_STAGES.search(facts.text("notes")) is not None
+
+
+def quotes_other_release(facts: Facts) -> bool:
+    """The quoted recipe is not the one that ran, by the row's own word: settings that releases
+    turned on and off are not to be had from it.
+    """
+    return _OF_ANOTHER_RELEASE.search(facts.text("recompute_detail")) is not None
 
 
 def stated_grad_dtype(facts: Facts) -> str:

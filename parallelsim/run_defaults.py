@@ -44,12 +44,15 @@ class RunDefaults:
     rack_dispatcher: str = ""
     """Where links join more GPUs than a node has; empty: the same."""
     expert_graphs: tuple[str, ...] = ()
-    """Accelerator architectures, or ``rack`` for links that join more GPUs than a node has, where
-    models with experts run under CUDA graphs, unless a module of theirs is recomputed."""
+    """Accelerator architectures, or ``rack`` for pipelines on links that join more GPUs than a
+    node has, where models with experts run under CUDA graphs, unless a module of theirs is
+    recomputed."""
     latent_recompute: str = ""
     """The module of latent attention that is recomputed where no recompute is stated."""
     overlaps_outer_exchange: bool = False
     """Tokens that leave the domain of the links travel behind another micro-batch."""
+    drop_overlaps: bool = True
+    """Also where experts drop tokens."""
     etp_is_tp: bool = False
     """Experts are split over as many ranks as the rest of a layer."""
     fp8_param_gather: tuple[str, ...] = ()
@@ -204,19 +207,23 @@ _BRIDGE_2509 = replace(
     + (
         "; Megatron-Bridge v0.1.0rc4 (NeMo container 25.09) scripts/performance/configs: "
         "expert_tensor_parallel_size 1, all-to-all, with its overlap where experts span nodes of 8 "
-        "GPUs, graphs of attention and router on B200 and GB200, mla_up_proj recomputed"
+        "GPUs and drop no tokens (run_script.py, A2A_1F1B), graphs of attention and router on B200 "
+        "and GB200, mla_up_proj recomputed"
     ),
     expert_graphs=("blackwell",),
     overlaps_outer_exchange=True,
     etp_is_tp=False,
     latent_recompute="mla_up_proj",
+    drop_overlaps=False,
 )
 _BRIDGE_2511 = replace(
     _BRIDGE_2509,
     source=_BRIDGE_2509.source
-    + "; v0.2.0 to v0.4.1 (25.11 and later): HybridEP on GB200 and GB300, graphs there alone",
+    + "; v0.2.0 to v0.4.1 (25.11 and later): HybridEP on GB200 and GB300, graphs there alone, and "
+    "of the router's bookkeeping alone where pp is 1 (most of workload_base_configs.py)",
     rack_dispatcher="deepep",
     expert_graphs=("rack",),
+    drop_overlaps=True,
 )
 SINCE_RELEASE: Mapping[str, tuple[tuple[tuple[int, int], RunDefaults], ...]] = {
     "megatron-core": (((25, 9), _BRIDGE_2509), ((25, 11), _BRIDGE_2511)),

@@ -459,6 +459,8 @@ def test_unstated_settings_of_experts_follow_the_release(tmp_path: Path) -> None
     """Megatron's own defaults, or the recipes that came with a vendor's container."""
     experts = {"num_experts": "8", "moe_top_k": "2", "moe_ffn_hidden_size": "8192", "ep": "4"}
     released, quoted = "container NeMo 25.11", "settings.model.recompute_modules=['mlp']"
+    other = f"{quoted} (may differ from the release that was measured)"
+    overlap = "overlap_moe_expert_parallel_comm=True"
     rack = {"gpu": "gb200-186gb", "gpus_per_node": "4", "notes": released}
     rows = [
         experts | {"id": "own"},
@@ -466,8 +468,11 @@ def test_unstated_settings_of_experts_follow_the_release(tmp_path: Path) -> None
         experts | {"id": "rack"} | rack,
         experts | {"id": "quoted", "recompute_detail": quoted} | rack,
         experts | {"id": "first"} | rack | {"notes": "container NeMo 25.09"},
+        experts | {"id": "drops", "tp": "2", "ep": "16", "num_experts": "16"},
+        experts | {"id": "other", "recompute_detail": f"{other}; {overlap}"} | rack,
     ]
-    rows[1]["dp"] = "8"
+    rows[5]["notes"] = "token drop; container NeMo 25.09"
+    rows[1]["dp"] = rows[5]["dp"] = "8"
     header = [*ROW, *(name for name in experts if name not in ROW)]
     runs = read_tables([write_table(tmp_path / "t.csv", *rows, header=header)])
     plans = [CaseBuilder().build(run).plan for run in runs if isinstance(run, Run)]
@@ -477,6 +482,8 @@ def test_unstated_settings_of_experts_follow_the_release(tmp_path: Path) -> None
         (1, "deepep", False, True),
         (1, "deepep", False, False),
         (1, "all-to-all", False, True),
+        (1, "all-to-all", False, False),
+        (1, "deepep", False, True),
     ]
     latent = "q_lora_rank=64;kv_lora_rank=64;qk_nope_head_dim=32;qk_rope_head_dim=16;v_head_dim=32"
     plan = case(tmp_path, mla=latent, notes="container NeMo 25.09").plan
