@@ -189,8 +189,8 @@ def _blocks(facts: Facts, gated: bool, assumed: list[str]) -> tuple[Block, ...]:
     """Dense layers, then mixtures of experts where the row has experts.
 
     Of a model cut to a few layers, a number of dense ones that the row itself calls the whole
-    model's is no fact of the run: cuts keep one, so that experts are left to measure (SimuMax
-    4dcaae5 docs/b200: "DeepSeekV3 formal rows use dense_layers=1").
+    model's is no fact of the run: cuts keep one, so that experts are left to measure (a vendor's
+    own calibration runs: "DeepSeekV3 formal rows use dense_layers=1").
     """
     num_layers, attentions = facts.required("num_layers"), _attentions(facts)
     if not _has_experts(facts):
