@@ -106,8 +106,9 @@ def answered(
         chosen = replace(search, fixed=fixed, limits=limits | part.values)
         try:
             space = search_space(inputs, chosen)
-            cuts = any(space.free_stagings(pp) for pp in space.pipeline_degrees)
-            empty = space.num_candidates == 0 and not cuts
+            empty = not (
+                space.num_candidates or any(map(space.free_stagings, space.pipeline_degrees))
+            )
         except PlanError as error:
             answers.append(no_such_plan(part.text, error))
             continue

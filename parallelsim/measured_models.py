@@ -15,7 +15,7 @@ from parallelsim.layers import (
     MixtureOfExperts,
 )
 from parallelsim.lora import LoRA
-from parallelsim.measured_text import adapts_row_parallel, drops_tokens, guesses_dense_layers
+from parallelsim.measured_text import adapts_row_parallel, drops_tokens
 from parallelsim.measurements import Facts, RowError
 from parallelsim.model import ModelSpec
 from parallelsim.run_defaults import RunDefaults
@@ -94,7 +94,7 @@ def _stated_model(facts: Facts, defaults: RunDefaults, assumed: list[str]) -> Mo
         seq_length=seq_length,
         max_seq_length=seq_length,
         default_global_batch_tokens=0,
-        blocks=_blocks(facts, gated, assumed),
+        blocks=_blocks(facts, gated),
         tied_embeddings=tied,
         position_embedding="rope" if gated else defaults.plain_positions,
         norm="rmsnorm" if gated else "layernorm",
@@ -185,13 +185,8 @@ def _has_experts(facts: Facts) -> bool:
     return bool(facts.feature("num_experts"))
 
 
-def _blocks(facts: Facts, gated: bool, assumed: list[str]) -> tuple[Block, ...]:
-    """Dense layers, then mixtures of experts where the row has experts.
-
-    Of a model cut to a few layers, a number of dense ones that the row itself calls the whole
-    model's is no fact of the run: cuts keep one, so that experts are left to measure (a vendor's
-    own calibration runs: "DeepSeekV3 formal rows use dense_layers=1").
-    """
+def _blocks(facts: Facts, gated: bool) -> tuple[Block, ...]:
+    """Dense layers, then mixtures of experts where the row has experts."""
     num_layers, attentions = facts.required("num_layers"), _attentions(facts)
     if not _has_experts(facts):
         if (facts.count("ep", 1) or 1) > 1:
@@ -207,9 +202,6 @@ def _blocks(facts: Facts, gated: bool, assumed: list[str]) -> tuple[Block, ...]:
         shared_ffn_hidden_size=facts.count_or_zero("num_shared_experts") * width,
     )
     dense = facts.count_or_zero("first_dense_layers")
-    if dense > 1 and guesses_dense_layers(facts):
-        dense = 1
-        assumed.append("first_dense_layers=1")
     if dense >= num_layers:
         raise RowError(f"first_dense_layers={dense} of {num_layers} layers leaves no experts")
     mixed = _block(num_layers - dense, [Layer(a, experts=experts) for a in attentions])

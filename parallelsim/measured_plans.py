@@ -14,8 +14,6 @@ from parallelsim.measured_models import is_gated
 from parallelsim.measured_text import (
     Sharding,
     drops_tokens,
-    leaves_out_stages,
-    quotes_other_release,
     quotes_recipe,
     stated_dispatcher,
     stated_grad_dtype,
@@ -78,7 +76,7 @@ def measured_plan(
     switches = _switches(facts, model, framework, defaults, precision, assumed)
     if model.has_experts:
         modular = recompute == "selective" and modules != MODULES[0]
-        graphs = _graphs_experts(cluster, defaults, pp) and not modular
+        graphs = _graphs_experts(cluster, defaults) and not modular
         switches |= _expert_switches(facts, cluster, framework, defaults, degrees, graphs, assumed)
     async_tp = switches["tp_comm_overlap"]
     switches["tp_comm_overlap"] &= sequence_parallel
@@ -158,7 +156,6 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
     if vpp is None:
         vpp = 1
         interleaves = facts.word("schedule") in ("", "interleaved-1f1b")
-        interleaves |= facts.word("schedule") == "1f1b" and leaves_out_stages(facts)
         if (
             pp > 1
             and interleaves
@@ -233,35 +230,31 @@ def _expert_switches(
 ) -> dict[str, bool]:
     """Graphs and overlap that the recipes of models with experts turn on, and the row leaves out.
 
-    Overlap needs two micro-batches at once: a pipeline has to be interleaved. A quoted recipe of
-    another release than the one that ran says nothing about graphs that it does not name, nor
-    about overlap without such a pipeline.
+    Overlap needs two micro-batches at once: a pipeline has to be interleaved.
     """
+    if quotes_recipe(facts):
+        return {}
     outside = degrees["ep"] * degrees["etp"] > cluster.domain_size
-    overlaps = outside and degrees["vpp"] > 1
-    stated = stated_switches(facts)
-    other = defaults.expert_graphs != () and quotes_other_release(facts)
     usable = {
-        "cuda_graphs": graphs and (other or not quotes_recipe(facts)),
+        "cuda_graphs": graphs,
         "ep_comm_overlap": defaults.overlaps_outer_exchange
-        and overlaps
-        and not (quotes_recipe(facts) or (drops_tokens(facts) and not defaults.drop_overlaps)),
+        and outside
+        and degrees["vpp"] > 1
+        and (defaults.drop_overlaps or not drops_tokens(facts)),
     }
-    taken = {
-        name: True
+    stated = stated_switches(facts)
+    taken = [
+        name
         for name, on in usable.items()
         if on and name not in stated and getattr(framework.capabilities, name)
-    }
-    if other and stated.get("ep_comm_overlap") and not overlaps:
-        taken["ep_comm_overlap"] = False
-    assumed.extend(f"{name}={on}" for name, on in taken.items())
-    return taken
+    ]
+    assumed.extend(f"{name}=True" for name in taken)
+    return dict.fromkeys(taken, True)
 
 
-def _graphs_experts(cluster: ClusterSpec, defaults: RunDefaults, pp: int) -> bool:
-    if _in_rack(cluster) and "rack" in defaults.expert_graphs:
-        return pp > 1
-    return cluster.accelerator.architecture in defaults.expert_graphs
+def _graphs_experts(cluster: ClusterSpec, defaults: RunDefaults) -> bool:
+    rack = ("rack",) if _in_rack(cluster) else ()
+    return not {cluster.accelerator.architecture, *rack}.isdisjoint(defaults.expert_graphs)
 
 
 def _in_rack(cluster: ClusterSpec) -> bool:
@@ -366,7 +359,7 @@ def _switches(
     for name in names:
         capable = getattr(framework.capabilities, name)
         switches[name] = capable and stated.get(name, getattr(defaults, name, False))
-    if model.lora is not None and not defaults.adapters_tp_comm_overlap:
+    if model.lora is not None:  # NeMo 8cfedd72 llm/recipes/llama3_70b.py: off with adapters
         switches["tp_comm_overlap"] &= "tp_comm_overlap" in stated
     keeps_fp8 = stated.get("fp8_param_gather", precision in defaults.fp8_param_gather)
     switches["fp8_param_gather"] = framework.capabilities.fp8_param_gather and keeps_fp8

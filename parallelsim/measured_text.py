@@ -41,8 +41,6 @@ _DISPATCHERS: Mapping[str, re.Pattern[str]] = {
     "all-gather": re.compile(r"\ballgather dispatcher\b", re.I),
 }
 _MODULES = re.compile(r"\brecompute_modules\s*=\s*\[([^\]]*)\]", re.I)
-_CUT = re.compile(r"\bcut to \d+ layers\b", re.I)
-_DENSE_OF_WHOLE = re.compile(r"\bdense (?:first )?layers as in the published\b", re.I)
 _TOKEN_DROP = re.compile(r"\btoken[ -]?drop\b", re.I)
 _GRAPH_SCOPE = re.compile(r"\bcuda_graph_scope\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
@@ -79,9 +77,7 @@ _DENIED_AFTER = re.compile(
 )
 _RELEASE = re.compile(r"\bcontainer NeMo (\d\d)\.(\d\d)\b", re.I)
 _ADAPTERS_A2A = re.compile(r"\blora_a2a\s*=\s*(?:1|true)\b", re.I)
-_UNSTATED_STAGES = re.compile(r"\bVP not stated\b", re.I)
 _QUOTED_SETTING = re.compile(r"\bsettings?\.\w", re.I)
-_OF_ANOTHER_RELEASE = re.compile(r"may differ from the release that was measured", re.I)
 _OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
@@ -126,12 +122,6 @@ def stated_switches(facts: Facts) -> dict[str, bool]:
 def drops_tokens(facts: Facts) -> bool:
     """Experts take a fixed number of tokens, and drop or pad the rest: a capacity factor of 1."""
     return bool(_says(_TOKEN_DROP, facts.text("notes")))
-
-
-def guesses_dense_layers(facts: Facts) -> bool:
-    """The model is cut, and its dense layers are those of the whole one by the row's own word."""
-    is_cut = _CUT.search(facts.text("model")) is not None
-    return is_cut and bool(_says(_DENSE_OF_WHOLE, facts.text("notes")))
 
 
 def stated_recompute_layers(facts: Facts, num_layers: int) -> int:
@@ -248,18 +238,6 @@ def adapts_row_parallel(facts: Facts) -> bool:
     8cfedd72 collections/llm/peft/utils.py: ``use_a2a and input_is_parallel``).
     """
     return _ADAPTERS_A2A.search(facts.text("overlap")) is not None
-
-
-def leaves_out_stages(facts: Facts) -> bool:
-    """The notes say that the source gives no virtual stages: its 1F1B may be interleaved."""
-    return _UNSTATED_STAGES.search(facts.text("notes")) is not None
-
-
-def quotes_other_release(facts: Facts) -> bool:
-    """The quoted recipe is not the one that ran, by the row's own word: settings that releases
-    turned on and off are not to be had from it.
-    """
-    return _OF_ANOTHER_RELEASE.search(facts.text("recompute_detail")) is not None
 
 
 def stated_grad_dtype(facts: Facts) -> str:

@@ -28,8 +28,6 @@ class RunDefaults:
     sequence_parallel: bool = True
     """With tp > 1."""
     tp_comm_overlap: bool = False
-    adapters_tp_comm_overlap: bool = False
-    """The same where adapters are trained beside frozen matrices."""
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     overlap_with_zero: bool = True
@@ -44,9 +42,8 @@ class RunDefaults:
     rack_dispatcher: str = ""
     """Where links join more GPUs than a node has; empty: the same."""
     expert_graphs: tuple[str, ...] = ()
-    """Accelerator architectures, or ``rack`` for pipelines on links that join more GPUs than a
-    node has, where models with experts run under CUDA graphs, unless a module of theirs is
-    recomputed."""
+    """Accelerator architectures, or ``rack`` for links that join more GPUs than a node has, where
+    models with experts run under CUDA graphs, unless a module of theirs is recomputed."""
     latent_recompute: str = ""
     """The module of latent attention that is recomputed where no recompute is stated."""
     overlaps_outer_exchange: bool = False
@@ -219,8 +216,7 @@ _BRIDGE_2509 = replace(
 _BRIDGE_2511 = replace(
     _BRIDGE_2509,
     source=_BRIDGE_2509.source
-    + "; v0.2.0 to v0.4.1 (25.11 and later): HybridEP on GB200 and GB300, graphs there alone, and "
-    "of the router's bookkeeping alone where pp is 1 (most of workload_base_configs.py)",
+    + "; v0.2.0 to v0.4.1 (25.11 and later): HybridEP on GB200 and GB300, graphs there alone",
     rack_dispatcher="deepep",
     expert_graphs=("rack",),
     drop_overlaps=True,
