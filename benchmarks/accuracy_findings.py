@@ -27,6 +27,8 @@ from parallelsim.scored_row import ScoredRow
 from parallelsim.validation import Validation, part, predict, validate
 
 COVERAGE = (0.70, 0.90)
+ENOUGH_ROWS = 50
+"""Of a regime, for its coverage to be judged."""
 """What an 80 % interval must hold of a regime's rows."""
 
 Floor = Mapping[str, tuple[float, int]]
@@ -86,6 +88,12 @@ class Findings:
         """Of all regimes, then of all rows."""
         rows = [self.coverage(regime.name, self.data.of(regime)) for regime in REGIMES]
         return [*rows, self.coverage("all", np.ones(len(self.data), bool))]
+
+    def outside(self) -> list[Coverage]:
+        """Regimes with enough rows whose intervals hold too few or too many of them."""
+        low, high = COVERAGE
+        judged = [row for row in self.coverage_by_regime() if row.rows >= ENOUGH_ROWS]
+        return [row for row in judged if not low <= row.share <= high]
 
     def coverage_by_source(self) -> list[Coverage]:
         """Of each source, in the table's order."""
@@ -147,11 +155,12 @@ def exchanged_residuals(table: str) -> Residuals:
     return residuals(rows)
 
 
-def floor_of(validation: Validation, *, with_margin: bool = False) -> Floor:
+def floor_of(found: Findings, *, with_margin: bool = False) -> Floor:
     """The figures that must not get worse; ``with_margin`` rounds each a little to the bad side.
 
-    Errors and regrets in percent.
+    Errors, regrets, and the runs that an interval holds beyond the most that it should, in percent.
     """
+    validation = found.validation
     parts = {p.name: p for p in validation.by_group(validation.scored) if p.name[0] != " "}
     overall = part("overall", validation.scored)
     errors = {"mean step time MAPE": 100 * validation.family_mean(validation.scored)[1]}
@@ -162,6 +171,11 @@ def floor_of(validation: Validation, *, with_margin: bool = False) -> Floor:
         if p.memory.n >= 10
     }
     errors["ranking top-1 regret"] = 100 * overall.ranking.top1_regret
+    errors |= {
+        f"held by the interval, {row.name}": 100 * row.share
+        for row in found.outside()
+        if row.share > COVERAGE[1]
+    }
     shares = {"ranking Kendall tau": overall.ranking.kendall_tau}
     shares |= {
         f"right verdicts of {n}": p.verdicts.accuracy

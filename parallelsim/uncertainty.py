@@ -4,9 +4,10 @@ low = t exp(-w), high = t exp(w), w = w_r sqrt(1 + k^2 u^2)
 
 t predicted step time, u the share of it that is neither GEMM nor attention (memory-bound work,
 launches, exposed communication: predicted less closely), w_r the half-width of the plan's regime:
-accelerator measured or not, framework calibrated or not, mixture of experts or not; one node or
-several, where no difference remains beside u, is kept to report coverage. The interval is meant to hold 80 % of the measured runs of a source that no part of it was
-fitted on. The numbers are in ``residuals.json``; :mod:`parallelsim.residuals` fits them.
+accelerator measured or not, framework calibrated or not, mixture of experts or not. One node or
+several is told apart to report coverage: beside u it makes no difference. The interval is meant to
+hold 80 % of the measured runs of a source that no part of it was fitted on. The numbers are in
+``residuals.json``; :mod:`parallelsim.residuals` fits them.
 
 Neglects: what differs between precisions and between models. Errors that the plans of one cluster
 share are in :mod:`parallelsim.correlation`: two plans compare better than their intervals overlap.
