@@ -147,12 +147,6 @@ def _fits(found: Findings) -> list[str]:
     ]
 
 
-def _outside(found: Findings) -> str:
-    """Which regimes miss what is asked of their coverage."""
-    missed = [f"{row.name} ({row.share:.1%} of {row.rows})" for row in found.outside()]
-    return f"Outside it: {'; '.join(missed)}." if missed else "No regime is outside it."
-
-
 def _said(said: np.ndarray, ran: np.ndarray) -> list[list[str]]:
     """Runs by the probability that they were given."""
     bins, shown = np.searchsorted(SAID_EDGES, said, side="right"), []
@@ -183,17 +177,17 @@ def _intervals(found: Findings) -> list[str]:
         "`step_time_low_s` to `step_time_high_s` holds 80 % of the runs of a source that it was "
         "not fitted on: step time times exp(-w) to exp(w), w = w_r sqrt(1 + ("
         f"{factor:.2f} u)^2), u the share of the step that is neither GEMM nor attention. The "
-        "variances of both parts are of greatest likelihood, sources weighing equally; the "
-        "quantile of all rows over their standard deviation is a hierarchical conformal one "
+        "factor is that of the least interval score of dense models on measured accelerators, "
+        "sources weighing equally; accelerators without measurements and mixtures of experts widen "
+        "it by as much as lowers their own score most, its logarithm shrunk by its standard error "
+        "over sources. The quantile of all rows over these widths is a hierarchical conformal one "
         "(arXiv:2306.06342), times sqrt((1 + 2 / K) / (1 - 2 / K)) for constants that were set "
-        "with these K sources in view, which is an assumption (docs/equations.md, Uncertainty). "
-        "Accelerators without measurements and mixtures of experts widen it by what their mean "
-        "square residual is beyond, shrunk by its standard error over sources; a framework that "
-        "is not calibrated by what the files of other frameworks cost on the same runs. *Held* "
-        "is the share of rows inside the interval that was fitted without any row of their "
-        f"source, by constants that saw them; it should be {low:.0%} to {high:.0%} where there are "
-        f"{ENOUGH_ROWS} rows or more. {_outside(found)} The columns low and high are for u = 0, in "
-        "percent.\n",
+        "with these K sources in view, which is an assumption (docs/equations.md, Uncertainty); a "
+        "framework that is not calibrated widens it by what the files of other frameworks cost on "
+        "the same runs. *Held* is the share of rows inside the interval that was fitted without "
+        "any row of their source, by constants that saw them; it has to be "
+        f"{low:.0%} to {high:.0%} where there are {ENOUGH_ROWS} rows or more, but for a standard "
+        "error of so many rows. The columns low and high are for u = 0, in percent.\n",
         _table(("", "rows", "sources", "low", "high", "held %", "mean of sources %"), regimes),
         f"Interval (Winkler) score of the logarithm, sources left out: mean of rows {by_rows:.3f}, "
         f"of sources {by_source:.3f}; of the half-width {found.half_width.mean():.3f} and "

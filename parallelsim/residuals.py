@@ -21,8 +21,8 @@ from parallelsim.uncertainty import LEVEL, REGIMES, Regime, regime_of, widening
 
 TextArray = NDArray[np.str_]
 
-ITERATIONS = 150
-"""Of :func:`variances`; the half-widths have settled to 1 % by then."""
+OTHER_FACTORS = np.arange(0, 8.01, 0.25)
+"""k that :func:`least_score_factor` looks at: the score is flat within one step of its least."""
 MUCH_OTHER = 0.2
 """Share of the step beside GEMMs and attention that parts the rows of docs/accuracy.md."""
 FOLLOWED = 2
@@ -118,46 +118,55 @@ def source_weight(source: TextArray) -> FloatArray:
     return np.asarray(1 / (len(names) * rows[position]))
 
 
-def variances(data: Residuals) -> tuple[float, float]:
-    """(a^2, c^2) of ln(measured / predicted), whose variance is a^2 + c^2 u^2; u: ``other_frac``.
+def least_score_scale(size: FloatArray, shape: FloatArray, source: TextArray) -> float:
+    """Factor b of the half-widths b ``shape`` whose mean :func:`interval_score` is least, sources
+    weighing equally; all of shape [n].
 
-    Greatest likelihood of normal residuals, sources weighing equally. Each step multiplies a
-    variance by the square root of what the residuals give over what it gives itself: the
-    likelihood never falls and no variance gets negative (Hunter & Lange 2004, MM algorithms).
-
-    Neglects: that residuals of one source are alike; the quantile over sources makes up for it.
+    The score of one run falls with b by its shape until it is held and rises with it from there on,
+    so b is a quantile of |r| / shape where each run also weighs its shape.
     """
-    weight, terms = source_weight(data.source), _terms(data)
-    found = np.full(2, float(weight @ data.log_ratio**2) / 2)
-    for _ in range(ITERATIONS):
-        variance = terms @ found
-        given = (weight * data.log_ratio**2 / variance**2) @ terms
-        own = (weight / variance) @ terms
-        found = found * np.sqrt(given / np.where(own > 0, own, 1.0))
-    return float(found[0]), float(found[1])
+    weight = source_weight(source) * shape
+    ratio = size / shape
+    order = np.argsort(ratio, kind="stable")
+    share = np.cumsum(weight[order]) / weight.sum()
+    return float(ratio[order][np.searchsorted(share[:-1], LEVEL - 1e-12)])
 
 
-def _terms(data: Residuals) -> FloatArray:
-    return np.column_stack([np.ones(len(data)), data.other_frac**2])
+def least_score_factor(data: Residuals) -> tuple[float, float]:
+    """(k, b): half-widths b sqrt(1 + k^2 u^2) of least mean score; u: ``other_frac``.
+
+    A score that is linear beyond the interval is not led by single wild runs, as variances are.
+    """
+    size, weight = np.abs(data.log_ratio), source_weight(data.source)
+    found = []
+    for factor in OTHER_FACTORS:
+        shape = widening(factor, data.other_frac)
+        scale = least_score_scale(size, shape, data.source)
+        score = float(weight @ interval_score(data.log_ratio, scale * shape))
+        found.append((score, float(factor), scale))
+    _, factor, scale = min(found)
+    return factor, scale
 
 
-def excess(squares: FloatArray, source: TextArray) -> float:
-    """How much larger the variance is than assumed, relative; 0 for no more.
+def departure(size: FloatArray, shape: FloatArray, source: TextArray) -> float:
+    """How much wider than ``shape`` intervals have to be, as a logarithm; 0 for no more.
 
-    m^3 / (m^2 + e^2): the mean m over sources of their mean square less one, shrunk to 0 as far as
-    its standard error e, from the spread of the sources, is large; unshrunk of a single source.
-    inf where there is none.
+    x^3 / (x^2 + e^2): x the log of :func:`least_score_scale`, shrunk to 0 as far as its standard
+    error e, by the jackknife over the sources, is large; unshrunk of a single source. inf of none.
 
     Args:
-        squares: squared residuals over their assumed variance, shape [n].
+        size: |r|, shape [n].
+        shape: half-widths that are known to hold others, shape [n].
         source: of each, shape [n].
     """
-    means = np.array([squares[source == name].mean() for name in np.unique(source)]) - 1
-    if not len(means):
+    names = np.unique(source)
+    if not len(names):
         return float("inf")
-    mean = max(float(means.mean()), 0.0)
-    error = float(means.var(ddof=1)) / len(means) if len(means) > 1 else 0.0
-    return mean**3 / (mean**2 + error) if mean else 0.0
+    wider = max(float(np.log(least_score_scale(size, shape, source))), 0.0)
+    without = [source != name for name in names if len(names) > 1]
+    logs = np.log([least_score_scale(size[m], shape[m], source[m]) for m in without])
+    squared_error = (len(names) - 1) * float(logs.var()) if without else 0.0
+    return wider**3 / (wider**2 + squared_error) if wider else 0.0
 
 
 @dataclass(frozen=True)
@@ -188,51 +197,50 @@ class Fit:
 def fit(data: Residuals, exchanged: Residuals) -> Fit:
     """Half-widths of all regimes.
 
-    w_r^2 = q^2 a^2 (1 + e_unmeasured) (1 + e_experts),  uncalibrated: q the larger of both
+    w_r = q exp(x_unmeasured + x_experts),  uncalibrated: q the larger of both
 
-    q is the quantile, for a new source, of the residuals over their standard deviations, of all
-    rows; a, c: :func:`variances` of dense models on measured accelerators; e: :func:`excess`. No
-    regime has a number of its own rows alone, so that none follows its largest source.
+    q is the quantile, for a new source, of all residuals over their half-widths, which are
+    :func:`least_score_factor` of dense models on measured accelerators, and wider elsewhere by
+    x: :func:`departure`. No regime has a number of its own rows alone, so that none follows its
+    largest source.
 
     Args:
         data: residuals with each row's own framework.
         exchanged: the same runs predicted for every other calibrated framework that can run them:
             what an uncalibrated framework file risks.
     """
-    base, slope = variances(data.take(data.measured & ~data.experts))
-    unmeasured = _excess(data, ~data.measured & ~data.experts, base, slope)
-    experts = _excess(data, data.measured & data.experts, base, slope)
+    factor, scale = least_score_factor(data.take(data.measured & ~data.experts))
+
+    def departed(which: NDArray[np.bool_]) -> float:
+        rows = data.take(which)
+        shape = scale * widening(factor, rows.other_frac)
+        return departure(np.abs(rows.log_ratio), shape, rows.source)
+
+    unmeasured = departed(~data.measured & ~data.experts)
+    experts = departed(data.measured & data.experts)
 
     def score(rows: Residuals) -> FloatArray:
-        variance = _terms(rows) @ np.array([base, slope])
-        variance = variance * np.where(rows.measured, 1, 1 + unmeasured)
-        variance = variance * np.where(rows.experts, 1 + experts, 1)
-        return np.asarray(np.abs(rows.log_ratio) / np.sqrt(variance))
+        wider = np.where(rows.measured, 0, unmeasured) + np.where(rows.experts, experts, 0)
+        return np.asarray(
+            np.abs(rows.log_ratio) / (np.exp(wider) * widening(factor, rows.other_frac))
+        )
 
     own = unseen_factor(len(np.unique(data.source))) * source_quantile(score(data), data.source)
     other = max(own, source_quantile(score(exchanged), exchanged.source))
     widths = {}
     for regime in REGIMES:
-        quantile, basis = own if regime.calibrated else other, ["all rows"]
-        variance = base
+        half, basis = own if regime.calibrated else other, ["all rows"]
         if not regime.calibrated:
             basis.append("widened by what another framework's file costs")
         if regime.experts:
-            variance *= 1 + experts
-            basis.append("widened by the spread of mixtures of experts")
+            half *= float(np.exp(experts))
+            basis.append("widened by the errors of mixtures of experts")
         if not regime.measured:
-            variance *= 1 + unmeasured
-            basis.append("widened by the spread of accelerators without measurements")
+            half *= float(np.exp(unmeasured))
+            basis.append("widened by the errors of accelerators without measurements")
         rows = data.take(data.of(regime))
-        half = quantile * float(np.sqrt(variance))
         widths[regime] = Width(half, len(rows), len(np.unique(rows.source)), ", ".join(basis))
-    return Fit(widths, float(np.sqrt(slope / base)))
-
-
-def _excess(data: Residuals, which: NDArray[np.bool_], base: float, slope: float) -> float:
-    rows = data.take(which)
-    squares = rows.log_ratio**2 / (_terms(rows) @ np.array([base, slope]))
-    return excess(np.asarray(squares), rows.source)
+    return Fit(widths, factor)
 
 
 def held_out_half_width(data: Residuals, exchanged: Residuals) -> FloatArray:

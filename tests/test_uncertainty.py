@@ -17,14 +17,16 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.residuals import (
     Residuals,
-    excess,
+    departure,
     falling,
     fit,
     fits_table,
     interval_score,
+    least_score_factor,
+    least_score_scale,
     residuals,
     source_quantile,
-    variances,
+    source_weight,
 )
 from parallelsim.scored_row import ScoredRow
 from parallelsim.simulate import Simulation
@@ -165,20 +167,36 @@ def test_regime_of_few_sources_borrows_and_is_wider() -> None:
     assert (unmeasured.sources, unchecked.sources) == (2, 0)
 
 
-def test_variances_are_those_that_made_the_residuals() -> None:
+def test_least_score_factor_is_the_one_that_made_the_residuals() -> None:
     data = made_up(300)
     other = np.random.default_rng(1).uniform(0, 1, len(data))
-    noise = np.random.default_rng(2).normal(0, np.sqrt(0.05**2 + (0.2 * other) ** 2))
-    base, slope = variances(replace(data, other_frac=other, log_ratio=noise))
-    assert np.sqrt([base, slope]) == pytest.approx([0.05, 0.2], rel=0.1)
+    noise = np.random.default_rng(2).normal(0, 0.05 * np.sqrt(1 + (4 * other) ** 2))
+    factor, scale = least_score_factor(replace(data, other_frac=other, log_ratio=noise))
+    assert factor == pytest.approx(4, abs=0.5)
+    assert scale == pytest.approx(1.2816 * 0.05, rel=0.1)
 
 
-def test_excess_is_shrunk_where_sources_disagree() -> None:
-    source = np.array(["a", "b", "c"])
-    agreed, torn = np.array([1.9, 2.0, 2.1]), np.array([0.1, 0.2, 5.7])
-    assert excess(agreed, source) == pytest.approx(1.0, abs=0.01)
-    assert 0 < excess(torn, source) < 0.5
-    assert excess(np.array([0.4, 0.6, 0.5]), source) == 0
+def test_least_score_scale_has_the_least_score() -> None:
+    data = made_up(20)
+    shape = np.random.default_rng(1).uniform(1, 3, len(data))
+    found = least_score_scale(np.abs(data.log_ratio), shape, data.source)
+    weight = source_weight(data.source)
+    scores = [
+        weight @ interval_score(data.log_ratio, factor * found * shape)
+        for factor in (0.97, 1, 1.03)
+    ]
+    assert min(scores) == scores[1]
+
+
+def test_departure_is_shrunk_where_sources_disagree() -> None:
+    source = np.repeat(["a", "b", "c"], 50)
+    size = np.abs(np.random.default_rng(0).normal(0, 1 / 1.2816, 150))
+    ones = np.ones(150)
+    agreed, torn = size * 2, size * np.repeat([0.5, 0.5, 4], 50)
+    whole = np.log(least_score_scale(torn, ones, source))
+    assert departure(agreed, ones, source) == pytest.approx(np.log(2), abs=0.2)
+    assert 0 < departure(torn, ones, source) < 0.7 * whole
+    assert departure(size / 2, ones, source) == 0
 
 
 def test_interval_score_is_least_at_the_true_quantile() -> None:
