@@ -312,7 +312,7 @@ _PLAN_HELP: Mapping[str, str] = {
     "moe_dispatcher": "How tokens reach their experts.",
     "ep_comm_overlap": "Send one micro-batch's tokens to experts while another computes.",
     "fp8_param_gather": "Keep and gather the weights of fp8 GEMMs in fp8 alone.",
-    "dp_replicate": "Replicas of the groups that zero 2 and 3 shard over (HSDP).",
+    "dp_replicate": "Replicas of the groups that ZeRO shards over (HSDP).",
     "reshard_after_forward": "With zero 3: free gathered parameters after the forward pass.",
     "compile": "Run layers through a compiler (torch.compile).",
     "activation_offload_pct": "Percent of saved activations that wait in host memory.",

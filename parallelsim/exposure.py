@@ -13,7 +13,7 @@ from parallelsim.framework import OverlapFacts
 from parallelsim.model import ModelSpec
 from parallelsim.operators import IS_FP8, AttentionCore, FloatArray, IntArray, OperatorKeys
 from parallelsim.plan import code
-from parallelsim.plan_batch import by_code
+from parallelsim.plan_batch import by_code, largest
 from parallelsim.sublayers.work import Collective, Exchange
 
 RING_HOP_S = 15.1e-6
@@ -216,6 +216,7 @@ def data_parallel_exposed(
     *,
     num_ranks: FloatArray,
     stride: IntArray,
+    replicas: IntArray,
     gradient_bytes: FloatArray,
     parameter_bytes: FloatArray,
     zero: IntArray,
@@ -231,22 +232,30 @@ def data_parallel_exposed(
     (T13)
 
     ZeRO 0: one all-reduce of the gradients. ZeRO 1: one reduce-scatter, one all-gather of the
-    parameters. What ZeRO 2 and 3 do in each micro-batch is in ``sharded``. ``window`` w counts the
-    micro-batches whose computation a collective can run behind. Software that reduces or slices
-    tensor by tensor adds a time for each of ``num_layers`` layers of the rank and each rank of the
-    group. Neglects: the number of buckets, contention with tensor-parallel traffic.
+    parameters; with ``replicas`` of the group that shards, both inside it, and an all-reduce of the
+    rank's part of the gradients between them. Software that sums all gradients on every rank has
+    the all-reduce with ZeRO 1 too. What ZeRO 2 and 3 do in each micro-batch is in ``sharded``.
+    ``window`` w counts the micro-batches whose computation a collective can run behind. Software
+    that reduces or slices tensor by tensor adds a time for each of ``num_layers`` layers of the
+    rank and each rank of the group. Neglects: the number of buckets, contention with
+    tensor-parallel traffic.
     """
-    group = network.group(num_ranks, stride)
+    shards = num_ranks / replicas if largest(replicas) > 1 else num_ranks
+    group = network.group(shards, stride)
     sharded = zero > 0
     reduce = network.reduce_scatter(gradient_bytes, group)
+    if largest(replicas) > 1:
+        between = network.group(replicas, stride * shards)
+        reduce = reduce + network.all_reduce(gradient_bytes / shards, between)
     gather = network.all_gather(parameter_bytes, group)
-    if not sharded.all():
-        whole = np.flatnonzero(~sharded)
-        reduce[whole] = network.all_reduce(gradient_bytes.take(whole), group.take(whole))
-        gather[whole] = 0.0
+    if overlap.zero_all_reduces or not sharded.all():
+        whole = np.flatnonzero(~sharded | overlap.zero_all_reduces)
+        every = network.group(num_ranks, stride).take(whole)
+        reduce[whole] = network.all_reduce(gradient_bytes.take(whole), every)
+        gather = np.where(sharded, gather, 0.0)
     if overlap.dp_rank_s or overlap.zero_rank_s:
         of_a_rank = np.where(sharded, overlap.zero_rank_s, overlap.dp_rank_s)
-        reduce = reduce + of_a_rank * num_layers * np.where(num_ranks > 1, num_ranks, 0.0)
+        reduce = reduce + of_a_rank * num_layers * np.where(shards > 1, shards, 0.0)
     budget = overlap.dp_overlap_efficiency * window * micro_batch_s
 
     def exposed(time: FloatArray, share: float, overlapped: IntArray) -> FloatArray:

@@ -65,6 +65,8 @@ class Capabilities:
     """Tokens of one micro-batch travel while another computes."""
     hybrid_sharding: bool = False
     """ZeRO 2 and 3 inside groups of which several replicas exist (dp_replicate > 1)."""
+    optimizer_replicas: bool = False
+    """ZeRO 1 inside such groups."""
     sharded_stages: bool = False
     """ZeRO 3 inside the stages of a pipeline: parameters are gathered and gradients scattered once
     a step, and both are whole between.
@@ -162,6 +164,8 @@ class OverlapFacts:
     """
     ep_exposed_overlapped: float = field(default=1.0, kw_only=True)
     """Share of the experts' exchange that still shows while another micro-batch computes."""
+    zero_all_reduces: bool = field(default=False, kw_only=True)
+    """With ZeRO 1 every rank gets the sum of all gradients, not a share of it."""
     dp_overlap_efficiency: float
     """Share of the overlap window that data-parallel collectives can use."""
     dp_exposed_floor: float

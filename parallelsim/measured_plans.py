@@ -21,6 +21,7 @@ from parallelsim.measured_text import (
     stated_modules,
     stated_month,
     stated_offload_pct,
+    stated_optimizer_group,
     stated_recompute_layers,
     stated_sharding,
     stated_switches,
@@ -89,7 +90,12 @@ def measured_plan(
         switches["cross_entropy_fusion"] = framework.capabilities.cross_entropy_fusion
     switches["ep_comm_overlap"] &= degrees["ep"] > 1
     switches["fp8_param_gather"] &= zero > 0 and bool(KEEPS_FP8[code("precision", precision)])
-    fields: dict[str, Any] = degrees | switches | _shard_groups(sharding, degrees, cluster)
+    fields: dict[str, Any] = degrees | switches
+    if sharding is not None:
+        fields |= _shard_groups(sharding, degrees, cluster)
+    elif zero == 1:
+        ranks = degrees["dp"] * degrees["cp"]
+        fields["dp_replicate"] = max(ranks // (stated_optimizer_group(facts) or ranks), 1)
     if degrees["ep"] > 1:
         fields["moe_dispatcher"] = _dispatcher(facts, cluster, framework, defaults, assumed)
     plan = Plan(
@@ -115,14 +121,12 @@ def _compiles_loss(facts: Facts, defaults: RunDefaults, tp: int) -> bool:
 
 
 def _shard_groups(
-    sharding: Sharding | None, degrees: dict[str, int], cluster: ClusterSpec
+    sharding: Sharding, degrees: dict[str, int], cluster: ClusterSpec
 ) -> dict[str, Any]:
     """Placement of fully sharded data parallelism; hybrid groups of unstated size are nodes.
 
     Pipeline stages keep what they have gathered (torchtitan llama3/parallelize.py apply_fsdp).
     """
-    if sharding is None:
-        return {}
     ranks = degrees["dp"] * degrees["cp"]
     group = sharding.group or (cluster.gpus_per_node if sharding.is_hybrid else ranks)
     return {

@@ -46,7 +46,7 @@ _GRAPH_SCOPE = re.compile(r"\bcuda_graph_scope\s*=\s*\[([^\]]*)\]", re.I)
 _OFF = ("false", "0", "none", "null")
 _SELECTED_LAYERS = re.compile(r"\bselective layers?\b", re.I)
 _SOME_BLOCKS = re.compile(r"\bfraction of (?:the )?blocks\b", re.I)
-_SHARD_GROUP = re.compile(r"\b(?:shard (?:group|degree)\s*|FSDP\s*=\s*)(\d+)", re.I)
+_SHARD_GROUP = re.compile(r"\b(?:shard (?:group|degree)\s*(?:=\s*)?|FSDP\s*=\s*)(\d+)", re.I)
 _COMPILED = re.compile(r"\b(?:torch\.)?compiled?\b", re.I)
 _ASYNC_TP = re.compile(r"\basync(?:hronous)? TP\b", re.I)
 _MONTH = re.compile(r"(?<![\d.])(20\d\d)[-_/]?(0[1-9]|1[0-2])(?!\d)")
@@ -166,6 +166,12 @@ def stated_sharding(facts: Facts) -> Sharding | None:
         re.search(r"shard_grad_op", text, re.I) is None,
         "bf16" if re.match(r"[fh]sdp\b", text) else "",
     )
+
+
+def stated_optimizer_group(facts: Facts) -> int | None:
+    """Ranks that ZeRO 1 shards over, where the row states a number."""
+    group = _SHARD_GROUP.search(facts.text("overlap"))
+    return int(group[1]) if group else None
 
 
 def stated_month(facts: Facts) -> tuple[int, int] | None:

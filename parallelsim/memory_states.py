@@ -12,7 +12,12 @@ import numpy as np
 from parallelsim.costs import CostTable
 from parallelsim.framework import MemoryFacts
 from parallelsim.operators import IS_FP8, NARROW_BYTES, FloatArray, IntArray
-from parallelsim.optimizers import OPTIMIZER_STATE_FRAC, edge_optimizer_bytes, owners
+from parallelsim.optimizers import (
+    OPTIMIZER_STATE_FRAC,
+    edge_optimizer_bytes,
+    owners,
+    shard_ranks,
+)
 from parallelsim.pipeline import PIPEDREAM_2BW
 from parallelsim.plan import GRAD_DTYPES, PRECISIONS, code
 from parallelsim.plan_batch import PlanBatch, by_code, largest, plus_scaled, scaled
@@ -185,16 +190,16 @@ def _state_bytes(
     gradient_bytes = by_code(_gradient_bytes(facts), plans.grad_dtype)
     if largest(plans.zero) >= 2:
         kept = _kept_bytes(plans, shards)
-        shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
-        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, shards, 1.0) + kept[1]
-        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, shards, 1.0) + kept[0]
+        group = shard_ranks(plans, shards)
+        gradient_bytes = gradient_bytes / np.where(plans.zero >= 2, group, 1.0) + kept[1]
+        parameter_bytes = parameter_bytes / np.where(plans.zero == 3, group, 1.0) + kept[0]
     optimizer_bytes = by_code(_optimizer_bytes(facts), plans.precision)
     if largest(plans.optimizer):
         saved = facts.optimizer_bytes * (1 - by_code(OPTIMIZER_STATE_FRAC, plans.optimizer))
         optimizer_bytes = optimizer_bytes - saved
     if largest(plans.optimizer_offload_pct):
         optimizer_bytes = optimizer_bytes * (1 - plans.optimizer_offload_pct / 100)
-    optimizer_bytes = optimizer_bytes / owners(plans, scaled(shards, copies))
+    optimizer_bytes = optimizer_bytes / owners(plans, scaled(shard_ranks(plans, shards), copies))
     return parameter_bytes, gradient_bytes, optimizer_bytes
 
 
@@ -232,7 +237,8 @@ def step_bytes(facts: MemoryFacts, plans: PlanBatch, columns: Columns) -> FloatA
 
     Of a parameter that the rank holds, with ZeRO 1, and of one whose optimizer state it owns.
     """
-    owned = facts.optimizer_step_bytes_per_owned_param / owners(plans, columns.shards)
+    group = shard_ranks(plans, columns.shards)
+    owned = facts.optimizer_step_bytes_per_owned_param / owners(plans, group)
     step: FloatArray = facts.optimizer_step_bytes_per_param * (plans.zero == 1) + owned
     return step
 

@@ -42,6 +42,13 @@ def owners(plans: PlanBatch, shards: FloatArray) -> FloatArray:
     return np.asarray(np.maximum((plans.zero > 0) * shards, 1.0))
 
 
+def shard_ranks(plans: PlanBatch, ranks: FloatArray) -> FloatArray:
+    """Of ``ranks`` that hold the same parameters, those that states are sharded over: a group of
+    which ``dp_replicate`` replicas exist.
+    """
+    return ranks / plans.dp_replicate if largest(plans.dp_replicate) > 1 else ranks
+
+
 def edge_optimizer_bytes(
     facts: MemoryFacts, plans: PlanBatch, shards: FloatArray, copies: FloatArray | float
 ) -> FloatArray | float:
@@ -49,8 +56,7 @@ def edge_optimizer_bytes(
     if not largest(plans.optimizer):
         return 0.0
     added = facts.optimizer_bytes * (1 - by_code(OPTIMIZER_STATE_FRAC, plans.optimizer))
-    shards = np.where(plans.zero >= 2, shards / plans.dp_replicate, shards)
-    added = added / owners(plans, scaled(shards, copies))
+    added = added / owners(plans, scaled(shard_ranks(plans, shards), copies))
     return np.where(plans.optimizer == MUON, added, 0.0)
 
 

@@ -173,8 +173,8 @@ class Plan:
     fp8_param_gather: bool = False
     """Weights of the fp8 GEMMs are kept in fp8 alone, without a 16-bit copy, and gathered so."""
     dp_replicate: int = 1
-    """Replicas of the groups that gradients and parameters are sharded over (HSDP): with zero 2 and
-    3 a group has dp * cp / dp_replicate ranks."""
+    """Replicas of the groups that states are sharded over (HSDP; with zero 1 Megatron's optimizer
+    instances): a group has dp * cp / dp_replicate ranks."""
     reshard_after_forward: bool = True
     """With zero 3: gathered parameters are freed after the forward pass and gathered again."""
     compile: bool = False

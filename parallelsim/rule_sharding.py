@@ -33,10 +33,17 @@ def sharding_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
     can = c.framework.capabilities
     broken: BoolArray | bool = False
     if not can.hybrid_sharding:
-        broken = broken | (p.dp_replicate > 1)
+        broken = broken | ((p.dp_replicate > 1) & (p.zero != 1))
+    if not can.optimizer_replicas:
+        broken = broken | ((p.dp_replicate > 1) & (p.zero == 1))
     if not can.reshard_choice:
         broken = broken | (p.reshard_after_forward == 0)
     return broken
+
+
+def _has_replicas(c: Context, zero: int) -> bool:
+    can = c.framework.capabilities
+    return can.optimizer_replicas if zero == 1 else can.hybrid_sharding
 
 
 def offload_unsupported(c: Context, p: PlanBatch) -> BoolArray | bool:
@@ -112,11 +119,11 @@ SHARDING_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "replicas-need-sharded-gradients",
-        "replicas of shard groups need zero 2 or 3",
-        lambda c, p: (p.dp_replicate > 1) & (p.zero < 2),
+        "replicas-need-shards",
+        "replicas of shard groups need zero 1, 2 or 3",
+        lambda c, p: (p.dp_replicate > 1) & (p.zero < 1),
         lambda c, p: (
-            f"dp_replicate={p.dp_replicate} replicates groups that zero 2 or 3 shards over, "
+            f"dp_replicate={p.dp_replicate} replicates groups that ZeRO shards over, "
             f"got zero={p.zero}; use zero=3 or dp_replicate=1"
         ),
     ),
@@ -135,8 +142,8 @@ SHARDING_RULES: tuple[Rule, ...] = (
         lambda c, p: (
             f"{c.framework.name} does not have "
             + (
-                "replicated shard groups; use dp_replicate=1"
-                if p.dp_replicate > 1 and not c.framework.capabilities.hybrid_sharding
+                f"replicated shard groups with zero={p.zero}; use dp_replicate=1"
+                if p.dp_replicate > 1 and not _has_replicas(c, p.zero)
                 else "a choice of reshard_after_forward; turn it on"
             )
         ),

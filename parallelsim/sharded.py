@@ -17,7 +17,7 @@ from parallelsim.costs import CostTable
 from parallelsim.exposure import DataParallel
 from parallelsim.memory_states import GRADIENT_WIDTH, PARAMETER_WIDTH, States, gathered_width
 from parallelsim.operators import FloatArray, IntArray
-from parallelsim.plan_batch import PlanBatch, by_code, largest
+from parallelsim.plan_batch import PlanBatch, by_code
 from parallelsim.stages import Columns, StageLayers
 
 
@@ -27,15 +27,6 @@ class Traffic(NamedTuple):
     gather_s: FloatArray
     reduce_s: FloatArray
     """Scatter inside the group, then the sum over its replicas."""
-
-
-def shard_ranks(plans: PlanBatch, ranks: FloatArray) -> FloatArray:
-    """Of ``ranks`` that hold the same parameters, those that states are sharded over: with ZeRO 2
-    and 3 one group of hybrid sharding, with ZeRO 1 all.
-    """
-    if largest(plans.zero) < 2:
-        return ranks
-    return np.where(plans.zero >= 2, ranks / plans.dp_replicate, ranks)
 
 
 def unit_traffic(

@@ -27,10 +27,10 @@ from parallelsim.memory_states import (
     most_parameters,
 )
 from parallelsim.operators import IS_FP8, FloatArray, IntArray
-from parallelsim.optimizers import optimizer_time
+from parallelsim.optimizers import optimizer_time, shard_ranks
 from parallelsim.pipeline import INTERLEAVED, StageSeconds, pipeline_time
 from parallelsim.plan_batch import PlanBatch, by_code, largest, one_if_equal, scaled
-from parallelsim.sharded import shard_ranks, sharded_exposed
+from parallelsim.sharded import sharded_exposed
 from parallelsim.stage_seconds import schedule_seconds
 from parallelsim.stages import Columns, leading_at_ends
 
@@ -233,6 +233,7 @@ def _synchronized(
             table.network,
             num_ranks=ranks,
             stride=stride,
+            replicas=plans.dp_replicate,
             gradient_bytes=by_code(GRADIENT_WIDTH, plans.grad_dtype) * held,
             parameter_bytes=gathered,
             zero=plans.zero,

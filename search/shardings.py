@@ -26,7 +26,8 @@ def sharding_choices(
     ways = []
     for zero in asked.allowed("zero", zeros, can.zero_stages if many else possible):
         sizes = [n for n in _divisors(dp) if n < dp * cp]
-        groups = sizes if zero >= 2 and can.hybrid_sharding else [1]
+        replicates = can.optimizer_replicas if zero == 1 else zero >= 2 and can.hybrid_sharding
+        groups = sizes if replicates else [1]
         frees = [True, False] if zero == 3 and can.reshard_choice else [True]
         frees = frees[-1:] if pp > 1 else frees
         ways += [

@@ -374,7 +374,7 @@ CASES = {
         ["dp_replicate=3", "dp=8"],
         {},
     ),
-    "replicas-need-sharded-gradients": (
+    "replicas-need-shards": (
         replace(PIPE, dp_replicate=2),
         replace(PIPE, dp_replicate=2, zero=3),
         ["dp_replicate=2", "zero=0"],

@@ -19,14 +19,15 @@ def broken_sharding(
     stepped = (plan.zero > 0 or whole) and plan.optimizer == "adam" and room is not None
     stepped = stepped and held <= room * cluster.num_nodes
     rest = plan.tp * plan.cp * plan.dp
+    replicates = can.optimizer_replicas if plan.zero == 1 else can.hybrid_sharding
     once_a_step = can.sharded_stages and plan.zero == 3 and not plan.reshard_after_forward
     obeyed = {
         "zero-2-with-stages": plan.zero < 2 or plan.pp == 1 or once_a_step,
         "replicas-divide-data-parallel": groups == 1
         or (plan.dp % groups == 0 and rest % (plan.ep * plan.etp * groups) == 0),
-        "replicas-need-sharded-gradients": groups == 1 or plan.zero in (2, 3),
+        "replicas-need-shards": groups == 1 or plan.zero in (1, 2, 3),
         "gathered-parameters-need-zero-3": plan.reshard_after_forward or plan.zero == 3,
-        "framework-has-sharding": (groups == 1 or can.hybrid_sharding)
+        "framework-has-sharding": (groups == 1 or replicates)
         and (plan.reshard_after_forward or can.reshard_choice),
         "offload-has-a-host": (not plan.activation_offload_pct or (can.activation_offload and link))
         and (not plan.optimizer_offload_pct or (can.optimizer_offload and link and stepped)),

@@ -162,6 +162,14 @@ def test_what_is_not_stated_takes_a_default_that_is_named(tmp_path: Path) -> Non
         ({"fsdp": "HSDP"}, {"dp_replicate": 8, "grad_dtype": "bf16"}),
         ({"fsdp": "FSDP2 shard degree 16"}, {"dp_replicate": 4, "grad_dtype": "fp32"}),
         ({"zero_stage": "3"}, {"zero": 3, "compile": False}),
+        (
+            {"framework": "internevo", "zero_stage": "1", "overlap": "shard group = 8 ranks"},
+            {"zero": 1, "dp_replicate": 8},
+        ),
+        (
+            {"framework": "internevo", "zero_stage": "1", "overlap": "shard group = all ranks"},
+            {"zero": 1, "dp_replicate": 1},
+        ),
         ({"fsdp": "FSDP2", "overlap": "torch.compile"}, {"compile": True}),
         ({"fsdp": "FSDP2", "precision": "fp8-current"}, {"compile": True}),
         (
@@ -188,7 +196,7 @@ def test_sharded_runs_are_read_from_their_cells(
     tmp_path: Path, cells: dict[str, str], expected: dict[str, object]
 ) -> None:
     whole = {"framework": "torchtitan", "tp": "1", "pp": "1", "dp": "64", "cp": "1", "vpp": "1"}
-    plan = case(tmp_path, **whole, schedule="none", micro_batch_size="1", **cells).plan
+    plan = case(tmp_path, schedule="none", micro_batch_size="1", **whole | cells).plan
     assert {name: getattr(plan, name) for name in expected} == expected
 
 

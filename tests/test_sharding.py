@@ -53,6 +53,17 @@ def test_one_replica_of_a_hybrid_group_is_plain_sharding_and_all_replicas_the_mo
     assert (np.diff(states[1:]) > 0).all()
 
 
+def test_replicas_of_the_optimizer_gather_inside_a_node_and_own_more() -> None:
+    model, framework = load_model("llama2-7b"), load_framework("internevo")
+    cluster = load_cluster("dgx-a100-80gb", num_gpus=64)
+    plans = [sharded(64, zero=1, dp_replicate=n) for n in (1, 8)]
+    flat, inside = (simulate(model, cluster, framework, [plan]) for plan in plans)
+    assert inside.time.dp_exposed_s[0] < flat.time.dp_exposed_s[0]
+    assert inside.memory.optimizer_bytes[0] == pytest.approx(8 * flat.memory.optimizer_bytes[0])
+    whole = simulate(model, cluster, framework, [replace(plans[0], zero=0)])
+    assert flat.time.dp_exposed_s[0] > whole.time.dp_exposed_s[0]  # InternEvo sums everything
+
+
 @pytest.mark.parametrize("gpus", [16, 64, 256])
 @pytest.mark.parametrize("zero", [0, 3])
 def test_overlap_is_never_worse_than_none(gpus: int, zero: int) -> None:
