@@ -127,13 +127,13 @@ def measure(table: str) -> Findings:
     held_out = np.empty(len(use))
     for name in sources:
         rest = group != name
-        held_out[~rest] = fits_table(use[rest], failed[rest]).at(use[~rest])
+        held_out[~rest] = fits_table(use[rest], failed[rest], group[rest]).at(use[~rest])
     return Findings(
         validation=validation,
         data=data,
         fit=fit(data, exchanged),
         half_width=held_out_half_width(data, exchanged),
-        fits=fits_table(use, failed),
+        fits=fits_table(use, failed, group),
         fits_sources=sources,
         use=use,
         failed=failed,

@@ -17,7 +17,7 @@ from parallelsim.report.accuracy import (
     ranking_rows,
     verdict_rows,
 )
-from parallelsim.residuals import MUCH_OTHER, REGIMES, USE_EDGES, source_mean
+from parallelsim.residuals import ALIKE, MUCH_OTHER, REGIMES, USE_EDGES, source_mean
 from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import grouped
 from parallelsim.validation import Part, part
@@ -137,8 +137,9 @@ def _fits(found: Findings) -> list[str]:
     return [
         "## P(fits)\n",
         "Runs that fitted by predicted use u of the memory, over the sources that report failures "
-        f"({', '.join(found.fits_sources)}); P(fits) is their share made monotone; *left out*: "
-        "the same from the other sources alone. Zones: safe up to 0.80, tight up to 1.05.\n",
+        f"({', '.join(found.fits_sources)}); P(fits) is the mean of the sources' shares, of n runs "
+        f"each worth n / (1 + {ALIKE:g} (n - 1)), made monotone; *left out*: the same from the "
+        "other sources alone. Zones: safe up to 0.80, tight up to 1.05.\n",
         _table(("u", "runs", "failed", "fitted", "P(fits)", "left out"), shown),
         "What was said by the table of the other sources, against what happened:\n",
         _table(("P(fits) said", "runs", "said", "fitted"), _said(found.held_out_fits, ran)),

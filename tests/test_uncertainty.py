@@ -206,7 +206,7 @@ def test_interval_score_is_least_at_the_true_quantile() -> None:
 
 
 def test_falling_pools_neighbours_that_rise() -> None:
-    weights = np.array([1, 3, 2, 1], np.int64)
+    weights = np.array([1.0, 3, 2, 1])
     found = falling(np.array([1.0, 0.2, 0.6, 0.1]), weights)
     np.testing.assert_allclose(found, [1.0, 0.36, 0.36, 0.1])
 
@@ -215,12 +215,21 @@ def test_fits_table_counts_and_falls() -> None:
     generator = np.random.default_rng(1)
     use = generator.uniform(0.5, 1.4, 4000)
     failed = generator.uniform(size=4000) < np.clip((use - 0.8) / 0.3, 0, 1)
-    table = fits_table(use, failed)
+    table = fits_table(use, failed, np.repeat(["a", "b"], 2000))
     assert table.runs.sum() == 4000
     assert table.failed.sum() == failed.sum()
     assert (np.diff(table.probability) <= 0).all()
     expected = 1 - np.clip((np.linspace(0.75, 1.15, 9) - 0.8) / 0.3, 0, 1)
     np.testing.assert_allclose(table.at(np.linspace(0.75, 1.15, 9)), expected, atol=0.1)
+
+
+def test_p_fits_is_not_that_of_the_source_with_most_runs() -> None:
+    source, use = np.repeat(["many", "few"], [1000, 20]), np.full(1020, 0.97)
+    always = fits_table(use, source == "many", source)
+    assert always.probability[0] == pytest.approx(0.49, abs=0.01)
+    assert (always.runs[0], always.failed[0]) == (1020, 1000)
+    one = fits_table(use[:1001], source[:1001] == "many", source[:1001])
+    assert one.probability[0] == pytest.approx(1 / (1 + 1000 / 400.6), abs=0.01)
 
 
 def test_packaged_p_fits_falls_and_agrees_with_the_zones() -> None:
