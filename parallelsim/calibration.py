@@ -1,7 +1,9 @@
 """Measured runs into few correction factors, with the error before and after.
 
-The maximum a posteriori estimate in log space. With z_k the log of factor k in units of its prior's
-standard deviation (the constant of memory: bytes in units of its own),
+First the speed, by which all step times differ from their predictions alike
+(``calibration_speed``), then what single parts of the hardware differ by beyond it: the maximum a
+posteriori estimate in log space. With z_k the log of factor k in units of its prior's standard
+deviation (the constant of memory: bytes in units of its own),
 
     minimise  sum_i rho( (log measured_i - log predicted_i(z)) / s ) + sum_k z_k^2 / 2
 
@@ -18,16 +20,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelsim.calibration_overlay import Factors, apply_factors
-from parallelsim.cluster import ClusterSpec
-from parallelsim.costs import CostTable
+from parallelsim.calibration_overlay import Factors
+from parallelsim.calibration_predictor import MeasuredRun, Predictor
+from parallelsim.calibration_speed import COMMON_SCALE, CommonPart, common_part
 from parallelsim.errors import SpecError
-from parallelsim.framework import FrameworkSpec
-from parallelsim.model import ModelSpec
-from parallelsim.plan import Plan
-from parallelsim.plan_batch import PlanBatch
-from parallelsim.scores import grouped
-from parallelsim.simulate import screen
 from parallelsim.units import GIB
 
 FloatArray = NDArray[np.float64]
@@ -71,22 +67,9 @@ _STEP = 0.1
 _MAX_ITERATIONS = 8
 _CLOSE_ENOUGH = 0.01
 _NOISE_ROUNDS = 3
-_NAMES = tuple(f.name for f in fields(Factors))
+_NAMES = tuple(f.name for f in fields(Factors) if f.name != "speed")
 _SD = np.array([PRIOR_SD[name] for name in _NAMES])
 _IS_CONSTANT = np.array([name == "memory_constant_bytes" for name in _NAMES])
-
-
-@dataclass(frozen=True)
-class MeasuredRun:
-    """One run with its specifications; what was not measured is None."""
-
-    name: str
-    model: ModelSpec
-    cluster: ClusterSpec
-    framework: FrameworkSpec
-    plan: Plan
-    step_time_s: float | None
-    peak_memory_bytes: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +113,6 @@ class Calibration:
     given up."""
 
 
-class Predictor:
-    """Step times and peaks of runs under any factors, in batches of equal specifications."""
-
-    def __init__(self, runs: Sequence[MeasuredRun]) -> None:
-        self.size = len(runs)
-        keys = [(id(run.model), id(run.cluster), id(run.framework)) for run in runs]
-        self._batches = [
-            (runs[int(index[0])], index, PlanBatch.from_plans([runs[int(i)].plan for i in index]))
-            for index in grouped(keys).values()
-        ]
-
-    def __call__(self, factors: Factors) -> tuple[FloatArray, FloatArray]:
-        """(seconds, bytes), shape [P] each."""
-        seconds, peak = np.empty(self.size), np.empty(self.size)
-        for first, index, plans in self._batches:
-            cluster, framework = apply_factors(first.cluster, first.framework, factors)
-            table = CostTable(first.model, cluster, framework, plans)
-            seconds[index], peak[index] = screen(table, plans)
-        return seconds, peak
-
-
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """Fit the factors to one or more runs.
 
@@ -165,7 +127,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     fit = fit_factors(problem)
     after = problem.residuals(fit.z)
     return Calibration(
-        factors=_factors(fit.z),
+        factors=problem.factors(fit.z),
         fits=_factor_fits(problem, fit),
         time=_error_change(before, after, fit.left_out, problem.is_time),
         memory=_error_change(before, after, fit.left_out, ~problem.is_time),
@@ -200,11 +162,22 @@ class _Problem:
         self.is_time = (np.arange(len(measured)) < len(runs))[self._known]
         model = np.where(self.is_time, MODEL_NOISE, MEMORY_NOISE)
         self.stated = self.noise = np.hypot(RUN_NOISE, model)
+        self.slower: CommonPart | None = None
+        """What :meth:`learn_speed` found, which every residual then allows for."""
 
     def residuals(self, z: FloatArray) -> FloatArray:
         """Of the log, shape [N]."""
-        predicted = np.concatenate(self._predict(_factors(z)))[self._known]
+        predicted = np.concatenate(self._predict(self.factors(z)))[self._known]
         return np.asarray(np.log(self.measured / predicted))
+
+    def factors(self, z: FloatArray) -> Factors:
+        """With the speed that was learnt."""
+        return _factors(z, np.exp(-self.slower.mean) if self.slower else 1.0)
+
+    def learn_speed(self, residuals: FloatArray) -> None:
+        """Take the part that all step times have in common from them."""
+        if self.is_time.any():
+            self.slower = common_part(residuals[self.is_time])
 
     def jacobian(self, z: FloatArray) -> FloatArray:
         """Derivatives of the log predictions, shape [N, K]."""
@@ -244,10 +217,11 @@ class _Problem:
         return [("step time", self.is_time, ~memory), ("memory", ~self.is_time, memory)]
 
 
-def _factors(z: FloatArray) -> Factors:
+def _factors(z: FloatArray, speed: float) -> Factors:
     scaled = _SD * z
     values = np.where(_IS_CONSTANT, scaled, np.exp(np.where(_IS_CONSTANT, 0.0, scaled)))
-    return Factors(**{name: float(value) for name, value in zip(_NAMES, values, strict=True)})
+    named = {name: float(value) for name, value in zip(_NAMES, values, strict=True)}
+    return Factors(speed=float(speed), **named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +240,11 @@ class Fit:
 def fit_factors(problem: _Problem) -> Fit:
     """The estimate over the factors that the runs identify, unless left-out runs show no gain."""
     start = np.zeros(len(_NAMES))
-    before, jacobian = problem.residuals(start), problem.jacobian(start)
+    before = problem.residuals(start)
+    problem.learn_speed(before)
+    jacobian = problem.jacobian(start)
     free = np.abs(jacobian).max(axis=0) > 0
-    free = _identified(jacobian, problem.weights(before), free)
+    free = _identified(jacobian, problem.weights(problem.residuals(start)), free)
     z = _map_estimate(problem, jacobian, free)
     jacobian = problem.jacobian(z)
     for _ in range(_NOISE_ROUNDS):
@@ -278,10 +254,13 @@ def fit_factors(problem: _Problem) -> Fit:
     kept = []
     for label, of_kind, names in problem.kinds():
         worse = _mape(left_out[of_kind]) >= WORST_LEFT_OUT * _mape(before[of_kind])
-        if of_kind.sum() > 1 and worse and (free & names).any():
+        fitted = (free & names).any() or (of_kind is problem.is_time and problem.slower)
+        if of_kind.sum() > 1 and worse and fitted:
             free, z = free & ~names, np.where(names, 0.0, z)
             left_out = np.where(of_kind, before, left_out)
             kept.append(label)
+            if of_kind is problem.is_time:
+                problem.slower = None
     return Fit(z, free, jacobian, left_out, tuple(kept))
 
 
@@ -345,23 +324,32 @@ def _left_out_residuals(
     One Gauss-Newton step from the fit on all runs: the predictions are nearly linear in z there.
     """
     residuals = problem.residuals(z)
-    if not free.any():
-        return residuals
     part, weights = jacobian[:, free], problem.weights(residuals)
-    result = np.empty_like(residuals)
+    result, unexplained = np.empty_like(residuals), _without_each(problem, residuals)
     for i in range(len(residuals)):
         others = weights * (np.arange(len(residuals)) != i)
         hessian = (part.T * others) @ part + np.eye(part.shape[1])
-        step = np.linalg.solve(hessian, part.T @ (others * residuals) - z[free])
-        result[i] = residuals[i] - part[i] @ step
+        step = np.linalg.solve(hessian, part.T @ (others * unexplained[i]) - z[free])
+        result[i] = unexplained[i, i] - part[i] @ step
     return result
+
+
+def _without_each(problem: _Problem, residuals: FloatArray) -> FloatArray:
+    """Row i: all residuals with the speed of the runs other than i; shape [N, N]."""
+    shift = np.zeros((len(residuals), len(residuals)))
+    if problem.slower:
+        change = problem.slower.mean - problem.slower.left_out
+        shift[np.ix_(problem.is_time, problem.is_time)] = change[:, None]
+    return residuals + shift
 
 
 def _factor_fits(problem: _Problem, fit: Fit) -> tuple[FactorFit, ...]:
     weights = problem.weights(problem.residuals(fit.z))
     sd = _posterior_sd(fit.jacobian, weights, fit.free)
-    factors = _factors(fit.z)
-    return tuple(
+    factors = problem.factors(fit.z)
+    spread = problem.slower.sd if problem.slower else COMMON_SCALE
+    speed = FactorFit("speed", factors.speed, COMMON_SCALE, spread, problem.slower is not None)
+    return (speed,) + tuple(
         FactorFit(
             name, getattr(factors, name), float(_SD[k]), float(_SD[k] * sd[k]), bool(fit.free[k])
         )

@@ -6,7 +6,7 @@ An overlay names a cluster and the factors that measured runs gave for it::
     base: hgx-h100            # catalogue name, or a path relative to this file
     framework: megatron-core  # the software that the runs used
     source: 12 own runs, 2026-05-04
-    factors: {compute: 0.93, inter_node: 0.8, host: 1.2, memory_scale: 1.02}
+    factors: {speed: 0.9, compute: 0.97, inter_node: 0.8, host: 1.2, memory_scale: 1.02}
 
 ``--cluster`` takes it for the hardware's factors, ``--framework`` the same file for the software's.
 """
@@ -24,8 +24,8 @@ from parallelsim.errors import SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.yaml_io import shown, shown_file
 
-HARDWARE_FACTORS = ("compute", "memory_bound", "intra_node", "inter_node")
-SOFTWARE_FACTORS = ("host", "memory_scale", "memory_constant_bytes")
+HARDWARE_FACTORS = ("speed", "compute", "memory_bound", "intra_node", "inter_node")
+SOFTWARE_FACTORS = ("speed", "host", "memory_scale", "memory_constant_bytes")
 LARGEST_FACTOR = 20.0
 LARGEST_CONSTANT_BYTES = float(64 << 30)
 _KEYS = ("name", "base", "framework", "source", "factors")
@@ -35,6 +35,8 @@ _KEYS = ("name", "base", "framework", "source", "factors")
 class Factors:
     """What own runs show against the catalogue; the defaults change nothing."""
 
+    speed: float = 1.0
+    """On every rate below: the step takes 1 / speed of its time, but for network latencies."""
     compute: float = 1.0
     """On the sustained rate of GEMMs and attention."""
     memory_bound: float = 1.0
@@ -63,7 +65,8 @@ def corrected_cluster(cluster: ClusterSpec, factors: Factors) -> ClusterSpec:
     if all(getattr(factors, name) == 1 for name in HARDWARE_FACTORS):
         return cluster
     outer = tuple(
-        replace(tier, efficiency=tier.efficiency * factors.inter_node) for tier in cluster.tiers[1:]
+        replace(tier, efficiency=tier.efficiency * factors.inter_node * factors.speed)
+        for tier in cluster.tiers[1:]
     )
     return replace(
         cluster,
@@ -73,8 +76,9 @@ def corrected_cluster(cluster: ClusterSpec, factors: Factors) -> ClusterSpec:
 
 
 def _corrected_accelerator(accelerator: AcceleratorSpec, factors: Factors) -> AcceleratorSpec:
-    attention, links = accelerator.attention, factors.intra_node
-    kernels = tuple(value * factors.compute for value in attention.max_efficiency)
+    attention, links = accelerator.attention, factors.intra_node * factors.speed
+    compute, memory_bound = factors.compute * factors.speed, factors.memory_bound * factors.speed
+    kernels = tuple(value * compute for value in attention.max_efficiency)
     curves = {
         name: replace(
             fit,
@@ -83,12 +87,11 @@ def _corrected_accelerator(accelerator: AcceleratorSpec, factors: Factors) -> Ac
         )
         for name, fit in accelerator.link_collectives.items()
     }
-    bandwidth = accelerator.memory_bandwidth_bytes_per_s * factors.memory_bound
     return replace(
         accelerator,
-        sustained_efficiency=accelerator.sustained_efficiency * factors.compute,
+        sustained_efficiency=accelerator.sustained_efficiency * compute,
         attention=replace(attention, max_efficiency=kernels),
-        memory_bandwidth_bytes_per_s=bandwidth,
+        memory_bandwidth_bytes_per_s=accelerator.memory_bandwidth_bytes_per_s * memory_bound,
         link_collectives=curves,
         p2p_bytes_per_s=accelerator.p2p_bytes_per_s * links,
     )
@@ -101,15 +104,15 @@ def corrected_framework(framework: FrameworkSpec, factors: Factors) -> Framework
     """
     if all(getattr(factors, name) == getattr(Factors(), name) for name in SOFTWARE_FACTORS):
         return framework
-    host, memory = framework.host, framework.memory
+    host, memory, slower = framework.host, framework.memory, factors.host / factors.speed
     return replace(
         framework,
         host=replace(
             host,
-            layer_forward_s=host.layer_forward_s * factors.host,
-            layer_backward_s=host.layer_backward_s * factors.host,
-            micro_batch_s=host.micro_batch_s * factors.host,
-            step_s=host.step_s * factors.host,
+            layer_forward_s=host.layer_forward_s * slower,
+            layer_backward_s=host.layer_backward_s * slower,
+            micro_batch_s=host.micro_batch_s * slower,
+            step_s=host.step_s * slower,
         ),
         memory=replace(
             memory,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parallelsim.calibration import MeasuredRun
+from parallelsim.calibration_predictor import MeasuredRun
 from parallelsim.catalog import load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import SpecError

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 from test_measurements import write_table
 
-from parallelsim.calibration import Calibration, MeasuredRun, Predictor, calibrate
+from parallelsim.calibration import Calibration, calibrate
 from parallelsim.calibration_overlay import Factors, apply_factors, overlay_document
+from parallelsim.calibration_predictor import MeasuredRun, Predictor
 from parallelsim.catalog import load_cluster, load_framework, load_model
 from parallelsim.cli import main
 from parallelsim.errors import SpecError
@@ -125,8 +126,8 @@ def test_a_scaled_reality_is_predicted_better_on_runs_that_were_not_fitted(
 
 
 def test_the_factor_that_is_off_moves_towards_the_truth() -> None:
-    result = calibrate(runs_in(Factors(compute=0.85)))
-    assert 0.83 < result.factors.compute < 0.95
+    factors = calibrate(runs_in(Factors(compute=0.85))).factors
+    assert 0.83 < factors.speed * factors.compute < 0.95
 
 
 def test_one_run_helps() -> None:
@@ -136,6 +137,34 @@ def test_one_run_helps() -> None:
     assert np.isnan(result.time.mape_left_out)
 
 
+@pytest.mark.parametrize("slower", [0.7, 1.1, 1.3, 1.6, 2.5])
+def test_runs_that_agree_are_believed_however_slow_all_are(slower: float) -> None:
+    runs = runs_in(Factors(speed=1 / slower), noise=0.02)
+    result = calibrate(runs[:4])
+    bias = np.array([np.log(Predictor([r])(result.factors)[0] / r.step_time_s) for r in runs[4:]])
+    assert abs(bias.mean()) < abs(np.log(slower)) / 3
+    assert result.time.mape_left_out < result.time.mape_before / 2
+
+
+@pytest.mark.parametrize("slower", [0.7, 1.3, 1.6])
+def test_one_slow_run_is_believed_in_part_and_never_beyond(slower: float) -> None:
+    runs = runs_in(Factors(speed=1 / slower))
+    result = calibrate(runs[:1])
+    moved = np.log(Predictor(runs[:1])(result.factors)[0] / Predictor(runs[:1])(DEFAULT)[0])
+    share = float(moved[0] / np.log(slower))
+    assert 0.15 < share < 1
+    assert result.fits[0].name == "speed"
+    assert result.fits[0].is_identified
+
+
+def test_speed_divides_a_step_that_waits_for_no_latency() -> None:
+    runs = runs_in(DEFAULT)
+    usual, fast = (Predictor(runs)(replace(DEFAULT, speed=x))[0] for x in (1.0, 1.25))
+    assert (fast < usual).all()
+    assert (fast >= usual / 1.25 * (1 - 1e-9)).all()
+    np.testing.assert_allclose(fast, usual / 1.25, rtol=0.02)
+
+
 @pytest.mark.parametrize("ratio", [0.4, 2.5])
 def test_one_wild_run_never_explodes(ratio: float) -> None:
     (run,) = runs_in(DEFAULT)[:1]
@@ -143,6 +172,7 @@ def test_one_wild_run_never_explodes(ratio: float) -> None:
     result = calibrate([replace(run, step_time_s=ratio * run.step_time_s)])
     for name in ("compute", "memory_bound", "intra_node", "inter_node", "host"):
         assert 0.55 < getattr(result.factors, name) < 1.8, name
+    assert min(1, 1 / ratio) < result.factors.speed < max(1, 1 / ratio)
 
 
 def test_an_outlier_among_good_runs_does_little() -> None:
@@ -191,7 +221,7 @@ def test_many_runs_are_fitted_quickly_and_reproducibly() -> None:
     runs = runs_in(Factors(compute=0.9), DEGREES * 4, noise=0.02)
     first: Calibration = calibrate(runs)
     assert first.factors == calibrate(runs).factors
-    assert first.factors.compute == pytest.approx(0.9, abs=0.04)
+    assert first.factors.speed * first.factors.compute == pytest.approx(0.9, abs=0.04)
 
 
 # The overlay file
@@ -238,7 +268,7 @@ def test_a_base_file_is_found_from_the_overlay(
         ({"base": 3}, "base"),
         ({"extra": 1}, "unknown key"),
         ({"factors": [1]}, "expected a mapping"),
-        ({"factors": {"speed": 2}}, "unknown factor"),
+        ({"factors": {"warp": 2}}, "unknown factor"),
         ({"factors": {"compute": "fast"}}, "expected a number"),
         ({"factors": {"compute": 0}}, "expected 0.05 to 20"),
         ({"factors": {"host": True}}, "expected a number"),
