@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from parallelsim.calibration_overlay import Factors
 from parallelsim.calibration_predictor import MeasuredRun, Predictor
 from parallelsim.calibration_speed import COMMON_SCALE, CommonPart, common_part
+from parallelsim.cluster import Unexplained
 from parallelsim.errors import SpecError
 from parallelsim.units import GIB
 
@@ -111,6 +112,8 @@ class Calibration:
     kept: tuple[str, ...]
     """``step time`` or ``memory`` where the factors predicted left-out runs no better, and were
     given up."""
+    unexplained: Unexplained | None
+    """Of step times; None without any."""
 
 
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
@@ -132,7 +135,13 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
         time=_error_change(before, after, fit.left_out, problem.is_time),
         memory=_error_change(before, after, fit.left_out, ~problem.is_time),
         kept=fit.kept,
+        unexplained=_unexplained(fit.left_out if problem.is_time.sum() > 1 else after, problem),
     )
+
+
+def _unexplained(residuals: FloatArray, problem: _Problem) -> Unexplained | None:
+    times = residuals[problem.is_time]
+    return Unexplained(len(times), float(np.sqrt((times**2).mean()))) if len(times) else None
 
 
 def _check_scale(residuals: FloatArray) -> None:

@@ -6,6 +6,7 @@ An overlay names a cluster and the factors that measured runs gave for it::
     base: hgx-h100            # catalogue name, or a path relative to this file
     framework: megatron-core  # the software that the runs used
     source: 12 own runs, 2026-05-04
+    unexplained: {num_runs: 12, log_error: 0.06}  # what the factors leave: widens intervals
     factors: {speed: 0.9, compute: 0.97, inter_node: 0.8, host: 1.2, memory_scale: 1.02}
 
 ``--cluster`` takes it for the hardware's factors, ``--framework`` the same file for the software's.
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from parallelsim.cluster import AcceleratorSpec, ClusterSpec
+from parallelsim.cluster import AcceleratorSpec, ClusterSpec, Unexplained
 from parallelsim.errors import SpecError
 from parallelsim.framework import FrameworkSpec
 from parallelsim.yaml_io import shown, shown_file
@@ -28,7 +29,9 @@ HARDWARE_FACTORS = ("speed", "compute", "memory_bound", "intra_node", "inter_nod
 SOFTWARE_FACTORS = ("speed", "host", "memory_scale", "memory_constant_bytes")
 LARGEST_FACTOR = 20.0
 LARGEST_CONSTANT_BYTES = float(64 << 30)
-_KEYS = ("name", "base", "framework", "source", "factors")
+LARGEST_LOG_ERROR = 4.0
+_TEXTS = ("name", "base", "framework", "source")
+_KEYS = (*_TEXTS, "factors", "unexplained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,13 @@ def is_overlay(data: Mapping[str, Any]) -> bool:
 
 
 def overlay_document(
-    name: str, base: str, framework: str, factors: Factors, source: str, path: str
+    name: str,
+    base: str,
+    framework: str,
+    factors: Factors,
+    source: str,
+    path: str,
+    unexplained: Unexplained | None = None,
 ) -> dict[str, Any]:
     """The mapping of an overlay file that will lie at ``path``; factors that change nothing are
     left out.
@@ -139,13 +148,21 @@ def overlay_document(
         for f in fields(Factors)
         if getattr(factors, f.name) != f.default
     }
+    spread = (
+        {
+            "num_runs": unexplained.num_runs,
+            "log_error": float(f"{unexplained.log_error:.4g}"),
+        }
+        if unexplained
+        else None
+    )
     return {
         "name": name,
         "base": _named_from(base, folder),
         "framework": _named_from(framework, folder),
         "source": source,
         "factors": changed,
-    }
+    } | ({"unexplained": spread} if spread else {})
 
 
 def overlay_cluster(
@@ -163,7 +180,8 @@ def overlay_cluster(
     """
     factors = _checked(data, file)
     cluster = load_cluster(_base(data["base"], file, "base"))
-    return replace(corrected_cluster(cluster, factors), name=str(data["name"]))
+    corrected = corrected_cluster(cluster, factors)
+    return replace(corrected, name=str(data["name"]), unexplained=_unexplained(data, file))
 
 
 def overlay_framework(
@@ -178,12 +196,12 @@ def _checked(data: Mapping[str, Any], file: str) -> Factors:
     for key in data:
         if key not in _KEYS:
             raise _error(f"unknown key; an overlay has {', '.join(_KEYS)}", file, str(key)[:80])
-    for key in _KEYS[:-1]:
+    for key in _TEXTS:
         text = data.get(key)
         if not isinstance(text, str) or not text.strip() or not text.isprintable():
             hint = "the factors' origin, as 'own measurement'" if key == "source" else "text"
             raise _error(f"got {shown(text)}, expected {hint}", file, key)
-    values = data["factors"]
+    values = data.get("factors")
     if not isinstance(values, dict):
         raise _error(f"got {shown(values)}, expected a mapping", file, "factors")
     known = {f.name for f in fields(Factors)}
@@ -199,6 +217,22 @@ def _checked(data: Mapping[str, Any], file: str) -> Factors:
         if not (math.isfinite(value) and low <= value <= high):
             raise _error(f"got {value}, expected {low:g} to {high:g}", file, where)
     return Factors(**{key: float(value) for key, value in values.items()})
+
+
+def _unexplained(data: Mapping[str, Any], file: str) -> Unexplained | None:
+    values = data.get("unexplained")
+    if values is None:
+        return None
+    if not isinstance(values, dict) or set(values) != {"num_runs", "log_error"}:
+        raise _error(f"got {shown(values)}, expected num_runs and log_error", file, "unexplained")
+    runs, error = values["num_runs"], values["log_error"]
+    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+        raise _error(f"got {shown(runs)}, expected 1 or more", file, "unexplained.num_runs")
+    is_number = isinstance(error, int | float) and not isinstance(error, bool)
+    if not (is_number and 0 <= error <= LARGEST_LOG_ERROR):
+        expected = f"expected 0 to {LARGEST_LOG_ERROR:g}"
+        raise _error(f"got {shown(error)}, {expected}", file, "unexplained.log_error")
+    return Unexplained(runs, float(error))
 
 
 def _base(name: str, file: str, key: str) -> str:

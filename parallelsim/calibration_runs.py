@@ -6,11 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import file_digest
 
 from parallelsim.calibration_predictor import MeasuredRun
-from parallelsim.catalog import load_framework, load_model
+from parallelsim.catalog import accelerator_names, load_cluster, load_framework, load_model
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import SpecError
+from parallelsim.measured_clusters import network_differs
 from parallelsim.model import ModelSpec
 from parallelsim.plan import Plan
 from parallelsim.planfile import PlanDocument, read_document
@@ -54,13 +56,14 @@ def own_runs(
     Raises:
         ParallelSimError: a file cannot be read or used, or nothing in them can be fitted.
     """
+    files, notes = _distinct(files)
     tables = [file for file in files if file.lower().endswith(".csv")]
     logs = [file for file in files if file not in tables]
     runs: list[MeasuredRun] = []
     skipped: Counter[str] = Counter()
     software: set[str] = set()
-    notes: list[str] = []
     if tables:
+        differing = 0
         for row in validate(tables, framework).rows:
             if row.case is None or row.is_apart:
                 skipped[row.reason or "flagged"] += 1
@@ -71,10 +74,17 @@ def own_runs(
                 continue
             runs.append(run)
             software.add(framework or row.run.framework)
+            differing += network_differs(row.run.facts, run.cluster)
+        if differing:
+            notes.append(
+                f"{differing} rows state another network between nodes than {cluster.name}, "
+                f"whose is used; calibrate on a cluster file with theirs"
+            )
     if logs:
         if plan_file is None:
             raise SpecError(f"{logs[0]} is a log: give the plan that it ran with --plan")
         document = read_document(plan_file)
+        notes += _plan_cluster_notes(document, plan_file, cluster)
         for file in logs:
             log = read_log(file)
             skipped.update(log.skipped)
@@ -144,6 +154,7 @@ def _run_of_log(
             f"{software.name} cannot run this plan: {'; '.join(broken)}", file=plan_file
         )
     check_batch(log, plan, plan_file)
+    check_gpu(log, cluster)
     return MeasuredRun(
         os.path.basename(log.file),
         model,
@@ -175,6 +186,55 @@ def _software_notes(log: RunLog, framework: str | None, plan_file: str | None) -
             file=log.file,
         )
     return [f"{log.file}: a log of {log.software}, fitted as {framework} as --framework says"]
+
+
+def _distinct(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files without those of the same bytes as one before, and what to say of these.
+
+    A file that cannot be read stays: its reader says why.
+    """
+    seen: dict[str, str] = {}
+    notes = []
+    for file in files:
+        try:
+            with open(file, "rb") as stream:
+                key = file_digest(stream, "sha256").hexdigest()
+        except OSError:
+            key = file
+        if key in seen:
+            notes.append(f"{file}: the same as {seen[key]}, counted once")
+        else:
+            seen[key] = file
+    return list(seen.values()), notes
+
+
+def _plan_cluster_notes(document: PlanDocument, plan_file: str, cluster: ClusterSpec) -> list[str]:
+    """What to say where the plan was made for other GPUs."""
+    if document.cluster is None:
+        return []
+    gpu = load_cluster(document.cluster, nic_gbit_per_s=document.nic_gbit_per_s).accelerator.name
+    if gpu == cluster.accelerator.name:
+        return []
+    return [
+        f"{plan_file} is a plan for {document.cluster} ({gpu}); its runs are taken as of "
+        f"{cluster.accelerator.name}, as --cluster says"
+    ]
+
+
+def check_gpu(log: RunLog, cluster: ClusterSpec) -> None:
+    """A log that names a GPU of the catalogue has to be of the cluster's.
+
+    Raises:
+        SpecError: it is not.
+    """
+    name = cluster.accelerator.name
+    known = {accelerator.split("-")[0] for accelerator in accelerator_names()}
+    named = (log.gpu or "").lower()
+    if named in known and named != name.split("-")[0]:
+        raise SpecError(
+            f"the log names NVIDIA {log.gpu}, the cluster has {name}; give the cluster that ran",
+            file=log.file,
+        )
 
 
 def check_batch(log: RunLog, plan: Plan, plan_file: str) -> None:

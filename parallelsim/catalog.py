@@ -140,6 +140,12 @@ def load_cluster(
     return cluster if num_gpus is None else cluster.with_num_gpus(num_gpus)
 
 
+def names_overlay(name_or_path: str | os.PathLike[str]) -> bool:
+    """It is a file of corrected efficiencies, as ``parallelsim calibrate`` writes."""
+    text = os.fspath(name_or_path)
+    return _is_path(text, cluster_names()) and is_overlay(read_yaml(text))
+
+
 def load_accelerator(name: str) -> AcceleratorSpec:
     """An accelerator by catalogue name.
 

@@ -58,6 +58,8 @@ def calibrate(
     if output:
         read = input_files(*runs, cluster, framework, plan_file)
         check_writable(output, force=force, inputs=read)
+    _refuse_overlay(cluster, "--cluster")
+    _refuse_overlay(framework, "--framework")
     base = load_cluster(cluster)
     found = own_runs(runs, base, framework, plan_file, rank)
     result = fitted(found.runs)
@@ -69,6 +71,21 @@ def calibrate(
         _print(result, found)
     if output:
         _write(result, found, cluster, output, force)
+
+
+def _refuse_overlay(name: str | None, option: str) -> None:
+    """Factors are of what a file of the catalogue predicts; those of other factors have no file.
+
+    Raises:
+        SpecError: it is a calibrated one.
+    """
+    from parallelsim.catalog import names_overlay
+    from parallelsim.errors import SpecError
+
+    if name is not None and names_overlay(name):
+        raise SpecError(
+            f"{option} {name} is calibrated already; give what it is based on, and all runs at once"
+        )
 
 
 def _write(result: Calibration, found: OwnRuns, cluster: str, output: str, force: bool) -> None:
@@ -89,15 +106,14 @@ def _write(result: Calibration, found: OwnRuns, cluster: str, output: str, force
         raise SpecError("nothing written: these runs identify no factor, the defaults stand")
     source = f"parallelsim calibrate on {len(found.runs)} own runs, {_summary(result.time)}"
     name = Path(output).stem
-    document = overlay_document(name, cluster, found.framework, result.factors, source, output)
+    document = overlay_document(
+        name, cluster, found.framework, result.factors, source, output, result.unexplained
+    )
     write_text(output, dump_yaml(document), force=force)
     software = any(fit.is_identified and fit.name in SOFTWARE_FACTORS for fit in result.fits)
     shown = shown_path(output)
-    click.echo(
-        f"wrote {shown}; use it as --cluster {shown}"
-        + (f" --framework {shown} (host and memory factors)" if software else ""),
-        err=True,
-    )
+    words = f", and {found.framework} with the host's and memory's factors" if software else ""
+    click.echo(f"wrote {shown}; use it as --cluster {shown}{words}", err=True)
 
 
 def _summary(change: ErrorChange) -> str:

@@ -124,17 +124,37 @@ def load_inputs(options: SpecOptions, num_gpus: int, *, any_precision: bool = Fa
         notes.append(f"sequences of {model.seq_length} tokens, the model's own (--seq-length)")
     if any(layer.experts and not layer.experts.load_cv for layer, _ in model.layer_kinds):
         notes.append("experts are taken as evenly loaded (load_cv in the model's file is a spread)")
+    notes += _calibration_notes(options, cluster, framework)
     return Inputs(model, cluster, framework, batch, precision, with_defaults(options), tuple(notes))
+
+
+def _calibration_notes(
+    options: SpecOptions, cluster: ClusterSpec, framework: FrameworkSpec
+) -> list[str]:
+    """What a calibrated cluster brings beside its efficiencies."""
+    from parallelsim.catalog import load_framework, names_overlay
+
+    if options.cluster is None or not names_overlay(options.cluster):
+        return []
+    notes, name = [], shown_path(options.cluster)
+    fitted = load_framework(options.cluster).name
+    if options.framework is None:
+        notes.append(f"{framework.name}, which the runs of {name} used (--framework)")
+    elif framework.name != fitted:
+        notes.append(f"{name} is from runs of {fitted}; its factors may not hold {framework.name}")
+    if cluster.unexplained:
+        notes.append(f"80 % intervals hold what {name} leaves: {cluster.unexplained.words}")
+    return notes
 
 
 def with_defaults(options: SpecOptions) -> SpecOptions:
     """The options with the default cluster and framework named."""
-    from parallelsim.setting import DEFAULT_CLUSTER, DEFAULT_FRAMEWORK
+    from parallelsim.setting import DEFAULT_CLUSTER, default_framework
 
     return replace(
         options,
         cluster=options.cluster or DEFAULT_CLUSTER,
-        framework=options.framework or DEFAULT_FRAMEWORK,
+        framework=options.framework or str(default_framework(options.cluster)),
     )
 
 

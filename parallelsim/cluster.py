@@ -6,6 +6,7 @@ leaf, then the spine. ``size`` counts the GPUs that one instance of the tier joi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -119,6 +120,22 @@ class Tier:
     """Share of the bandwidth that large messages reach."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unexplained:
+    """What corrected efficiencies left of the error of the runs that they are from."""
+
+    num_runs: int
+    log_error: float
+    """Root mean square of ln(measured / predicted), each run predicted from the others; of a single
+    run what its own correction left."""
+
+    @property
+    def words(self) -> str:
+        """For reports: ``3 own runs off by 12 %``."""
+        runs = "1 own run" if self.num_runs == 1 else f"{self.num_runs} own runs"
+        return f"{runs} off by {100 * math.expm1(self.log_error):.0f} %"
+
+
 @dataclass(frozen=True)
 class ClusterSpec:
     """Identical accelerators in identical nodes under one network."""
@@ -148,6 +165,8 @@ class ClusterSpec:
     storage_bytes_per_s_per_node: float | None = None
     """Rate at which a node writes and reads checkpoints while all do; None: the file states none.
     """
+    unexplained: Unexplained | None = None
+    """Of a calibrated cluster: its intervals hold this too."""
 
     @property
     def domain_size(self) -> int:

@@ -22,6 +22,8 @@ MOST_PER_NODE = 1024
 INFINIBAND_SHARE = 0.84
 """Of the NICs' bandwidth in a test of the all-reduce: between InfiniBand's 0.94 and the 0.74 of
 clouds' Ethernet (files of hgx-h100 and aws-p5)."""
+SAME_NETWORK = 1.1
+"""Bandwidths within this factor are one network, measured or rounded otherwise."""
 LINK_GB_PER_S = (0.01, 10_000.0)
 """Bandwidths that are no mistake: a GPU's share of 1 Gbit/s Ethernet is 0.016 GB/s."""
 
@@ -95,6 +97,24 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
         gpus_per_node=per_node,
         tiers=tuple(tiers),
         num_gpus=num_gpus,
+    )
+
+
+def network_differs(facts: Facts, cluster: ClusterSpec) -> bool:
+    """The row states a network between nodes that is not the cluster's, and the run used it."""
+    first = _between_nodes(cluster.tiers, cluster.gpus_per_node)
+    if first == len(cluster.tiers) or cluster.num_nodes < 2:
+        return False
+    tier = cluster.tiers[first]
+    rate = tier.bandwidth_bytes_per_s / 1e9
+    known = {
+        "inter_node_gb_per_s_per_gpu": rate,
+        "measured_inter_node_all_reduce_gb_per_s": cluster.gpus_per_node * rate * tier.efficiency,
+    }
+    stated = {name: facts.within(name, *LINK_GB_PER_S) for name in known}
+    return any(
+        value is not None and not 1 / SAME_NETWORK < value / known[name] < SAME_NETWORK
+        for name, value in stated.items()
     )
 
 

@@ -82,8 +82,10 @@ _ALLOCATED = (
     ("Peak allocated", re.compile(r"\bPeak allocated:?\s*([\d.]+)MiB"), MIB),
 )
 """(words, pattern of the number, its unit)."""
-_WORDS = (b"iteration", b"step:", b"reserved", b"allocated")
+_WORDS = (b"iteration", b"step:", b"reserved", b"allocated", b"NVIDIA ")
 """One of them stands in every line that matters."""
+_GPU = re.compile(r"\bNVIDIA ([A-Z]{1,2}\d{2,4}S?)\b")
+"""As drivers name them: ``NVIDIA H100 80GB HBM3``, ``NVIDIA A100-SXM4-80GB``."""
 _GLOBAL_BATCH = re.compile(r"\bglobal batch size:\s*(\d+)")
 
 
@@ -102,6 +104,8 @@ class RunLog:
     global_batch_size: int | None
     num_steps: int
     """Steps that the median is over."""
+    gpu: str | None
+    """The GPU that its lines name most often, as ``H100``."""
     skipped: Mapping[str, int]
     """Lines about steps that could not be used, by reason."""
 
@@ -150,11 +154,14 @@ class _Reader:
         self.skipped: Counter[str] = Counter()
         self.reserved = self.allocated = 0.0
         self.batches: Counter[int] = Counter()
+        self.gpus: Counter[str] = Counter()
 
     def read(self, line: str) -> None:
         """One line."""
         self.reserved = max(self.reserved, _largest(line, _RESERVED))
         self.allocated = max(self.allocated, _largest(line, _ALLOCATED))
+        if "NVIDIA " in line:
+            self.gpus.update(_GPU.findall(line))
         for software in _FORMATS:
             values = software.value.findall(line) if software.words in line else ()
             if not values:
@@ -205,6 +212,7 @@ class _Reader:
             peak_memory_bytes=peak or None,
             global_batch_size=self.batches.most_common(1)[0][0] if self.batches else None,
             num_steps=len(ordered) - cut,
+            gpu=self.gpus.most_common(1)[0][0] if self.gpus else None,
             skipped=dict(self.skipped),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from parallelsim.catalog import load_cluster, load_framework, load_model
+from parallelsim.catalog import load_cluster, load_framework, load_model, names_overlay
 from parallelsim.cluster import ClusterSpec
 from parallelsim.errors import PlanError, SpecError
 from parallelsim.framework import FrameworkSpec
@@ -19,6 +19,13 @@ DEFAULT_FRAMEWORK = "megatron-core"
 
 Name = str | os.PathLike[str]
 """Of the catalogue, or a file."""
+
+
+def default_framework(cluster: ClusterSpec | Name | None) -> Name:
+    """The software that a calibrated cluster's runs used, with its factors; else Megatron-Core."""
+    if cluster is None or isinstance(cluster, ClusterSpec) or not names_overlay(cluster):
+        return DEFAULT_FRAMEWORK
+    return cluster
 
 
 class Setting(NamedTuple):
@@ -58,6 +65,7 @@ def load_setting(
     seq_length = seq_length or model.seq_length
     if seq_length < 1:
         raise SpecError(f"{model.name} states no sequence length for training; give --seq-length")
+    framework = framework or default_framework(cluster)
     if not isinstance(cluster, ClusterSpec):
         cluster = load_cluster(cluster or DEFAULT_CLUSTER, num_gpus, nic_gbit_per_s)
     elif nic_gbit_per_s is not None:
@@ -65,7 +73,7 @@ def load_setting(
     elif num_gpus is not None:
         cluster = cluster.with_num_gpus(num_gpus)
     if not isinstance(framework, FrameworkSpec):
-        framework = load_framework(framework or DEFAULT_FRAMEWORK)
+        framework = load_framework(framework)
     if not (any_precision and precision in PRECISIONS):
         precision = _precision(precision, cluster, framework)
     return Setting(model.with_seq_length(seq_length), cluster, framework, precision)

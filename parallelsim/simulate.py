@@ -129,7 +129,11 @@ class Simulation:
     @property
     def regime(self) -> str:
         """How well step times are known here, in words: ``uncertainty.Regime``."""
-        return regime_of(self.model, self.cluster, self.framework).name
+        name, own = (
+            regime_of(self.model, self.cluster, self.framework).name,
+            self.cluster.unexplained,
+        )
+        return name if own is None else f"{name}, {own.words}"
 
     @property
     def step_time_low_s(self) -> FloatArray:
@@ -152,7 +156,8 @@ class Simulation:
     @property
     def _interval_factor(self) -> FloatArray:
         regime = regime_of(self.model, self.cluster, self.framework)
-        return interval_factor(regime, other_frac(cause_shares(self.time)))
+        other = other_frac(cause_shares(self.time))
+        return interval_factor(regime, other, self.cluster.unexplained)
 
     def take(self, index: Any) -> Simulation:
         """The predictions at ``index``: positions, a mask, or a slice."""

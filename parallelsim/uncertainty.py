@@ -9,6 +9,14 @@ several is told apart to report coverage: beside u it makes no difference. The i
 hold 80 % of the measured runs of a source that no part of it was fitted on. The numbers are in
 ``residuals.json``; :mod:`parallelsim.residuals` fits them.
 
+A calibrated cluster brings n runs with a mean square e^2 of what its factors left unexplained
+(:class:`parallelsim.cluster.Unexplained`). The regime's spread counts as n0 runs against them, and
+
+    w' = max(w, t_90(n0 + n) sqrt((n0 (w / z)^2 + n e^2) / (n0 + n)))
+
+z = 1.28 the normal and t_90 Student's quantile: it never gets narrower, since few runs that agree
+do not show how far plans unlike them are off.
+
 Neglects: what differs between precisions and between models. Errors that the plans of one cluster
 share are in :mod:`parallelsim.correlation`: two plans compare better than their intervals overlap.
 """
@@ -23,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallelsim.cluster import ClusterSpec
+from parallelsim.cluster import ClusterSpec, Unexplained
 from parallelsim.framework import FrameworkSpec
 from parallelsim.model import ModelSpec
 from parallelsim.operators import FloatArray
@@ -32,6 +40,9 @@ LEVEL = 0.80
 """Share of measured runs that an interval holds."""
 NORMAL_QUANTILE = 1.2816
 """Standard deviations on either side of the mean that hold this share of a normal distribution."""
+
+REGIME_RUNS = 2
+"""n0, assumed: few, since the runs are the user's own and the regime's are of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +119,42 @@ def widening(factor: float, other: FloatArray) -> FloatArray:
     return np.asarray(np.sqrt(1 + (factor * other) ** 2))
 
 
-def interval_factor(regime: Regime, other: FloatArray) -> FloatArray:
+def interval_factor(
+    regime: Regime, other: FloatArray, own: Unexplained | None = None
+) -> FloatArray:
     """exp(w): high is the step time times this, low the step time over it; shape [P].
 
     Args:
         regime: of the plans.
+        own: what the calibration of the cluster left unexplained.
         other: share of the step that is neither GEMM nor attention, shape [P]:
             :func:`parallelsim.causes.other_frac`.
     """
     table = residual_table()
-    return np.exp(table.half_width[regime] * widening(table.other_factor, other))
+    half_width = table.half_width[regime] * widening(table.other_factor, other)
+    return np.exp(half_width if own is None else with_own_runs(half_width, own))
+
+
+def with_own_runs(half_width: FloatArray, own: Unexplained) -> FloatArray:
+    """Half-width w' of a calibrated cluster, shape of ``half_width``."""
+    runs = REGIME_RUNS + own.num_runs
+    squares = REGIME_RUNS * (half_width / NORMAL_QUANTILE) ** 2 + own.num_runs * own.log_error**2
+    return np.maximum(half_width, student_quantile(runs) * np.sqrt(squares / runs))
+
+
+def student_quantile(degrees: int) -> float:
+    """90 % quantile of Student's t with 3 degrees of freedom or more, to 0.1 %.
+
+    Expansion in 1 / degrees around the normal quantile (Abramowitz & Stegun 26.7.5).
+    """
+    z, n = NORMAL_QUANTILE, float(degrees)
+    terms = (
+        z,
+        (z**3 + z) / (4 * n),
+        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2),
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3),
+    )
+    return sum(terms)
 
 
 def fits_probability(memory_use_frac: FloatArray) -> FloatArray:

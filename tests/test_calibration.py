@@ -440,3 +440,154 @@ def test_one_run_has_nothing_left_out(tmp_path: Path) -> None:
     assert "Left out:" not in one.output
     three = invoke("calibrate", write_table(tmp_path / "b.csv", *ROWS), "-c", "hgx-h100")
     assert "Left out:" in three.output
+
+
+# What the interval holds
+
+
+def half_widths(overlay: Path, *more: str) -> tuple[float, float]:
+    """ln(high / predicted) of the same plan on the catalogue's cluster and on the overlay."""
+    result = []
+    for name in ("hgx-h100", str(overlay)):
+        args = ("-m", "llama3-8b", "-n", "16", "-b", "64", "--tp", "4", "-c", name, "--json")
+        found = json.loads(invoke("simulate", *args, "-f", "megatron-core").stdout)
+        result.append(float(np.log(found["step_time_high_s"] / found["step_time_s"])))
+    return result[0], result[1]
+
+
+@pytest.mark.parametrize(
+    ("runs", "error", "least"), [(1, 0.3, 0.28), (3, 0.2, 0.2), (12, 0.2, 0.25)]
+)
+def test_an_interval_holds_what_the_runs_leave(
+    tmp_path: Path, runs: int, error: float, least: float
+) -> None:
+    spread = {"num_runs": runs, "log_error": error}
+    default, own = half_widths(write_overlay(tmp_path / "mine.yaml", unexplained=spread))
+    assert default < 0.12
+    assert least < own < 2.2 * error
+
+
+def test_runs_that_agree_make_no_interval_narrower(tmp_path: Path) -> None:
+    spread = {"num_runs": 9, "log_error": 0.001}
+    _, without = half_widths(write_overlay(tmp_path / "a.yaml"))
+    _, own = half_widths(write_overlay(tmp_path / "b.yaml", unexplained=spread))
+    assert own == without
+
+
+def test_calibrate_says_what_is_left_and_plans_say_it_again(tmp_path: Path) -> None:
+    output, table = (
+        tmp_path / "mine.yaml",
+        write_table(
+            tmp_path / "runs.csv",
+            *({**row, "step_time_s": t} for row, t in zip(ROWS, ("8", "14", "20"), strict=True)),
+        ),
+    )
+    assert invoke("calibrate", table, "-c", "hgx-h100", "-o", output).exit_code == 0
+    cluster = load_cluster(output)
+    assert cluster.unexplained is not None
+    assert cluster.unexplained.num_runs == 3
+    assert cluster.unexplained.log_error > 0.15
+    args = ("-m", "llama3-8b", "-n", "16", "-c", output)
+    for command in (("plan", "--top", "1"), ("simulate", "--tp", "4")):
+        result = invoke(*command, *args)
+        assert f"80 % intervals hold what {output} leaves: 3 own runs off by" in result.stderr
+    assert "3 own runs off by" in " ".join(invoke("simulate", *args).stdout.split())
+
+
+def test_one_run_leaves_what_its_own_correction_did_not_take() -> None:
+    run = runs_in(DEFAULT)[0]
+    assert run.step_time_s is not None
+    result = calibrate([replace(run, step_time_s=1.6 * run.step_time_s)])
+    left = abs(np.log(Predictor([run])(result.factors)[0][0] / (1.6 * run.step_time_s)))
+    assert result.unexplained is not None
+    assert result.unexplained.num_runs == 1
+    assert result.unexplained.log_error == pytest.approx(left, rel=1e-6)
+    assert calibrate([replace(run, step_time_s=None)]).unexplained is None
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [3, {"num_runs": 3}, {"num_runs": 0, "log_error": 0.1}, {"num_runs": 2, "log_error": -1}],
+)
+def test_a_bad_spread_is_one_line(tmp_path: Path, spread: object) -> None:
+    with pytest.raises(SpecError, match="unexplained"):
+        load_cluster(write_overlay(tmp_path / "mine.yaml", unexplained=spread))
+
+
+# Runs and files that are not what they seem
+
+
+def test_a_calibrated_cluster_is_no_base(tmp_path: Path) -> None:
+    overlay = write_overlay(tmp_path / "mine.yaml")
+    table = write_table(tmp_path / "runs.csv", *ROWS)
+    for args in (("-c", overlay), ("-c", "hgx-h100", "-f", overlay)):
+        result = invoke("calibrate", table, *args, "-o", tmp_path / "x5.yaml")
+        assert result.exit_code == 1
+        assert "is calibrated already" in result.output
+        assert len(result.output.strip().splitlines()) == 1
+    assert not (tmp_path / "x5.yaml").exists()
+
+
+def test_an_overlay_brings_the_software_of_its_runs(tmp_path: Path) -> None:
+    overlay = write_overlay(tmp_path / "mine.yaml", framework="nanotron")
+    args = ("plan", "-m", "llama3-8b", "-n", "8", "-b", "64", "-c", overlay, "--top", "1")
+    own = invoke(*args)
+    assert f"note: nanotron, which the runs of {overlay} used (--framework)" in own.stderr
+    assert "parameters, nanotron" in own.stdout
+    other = invoke(*args, "--framework", "megatron-core")
+    assert f"{overlay} is from runs of nanotron" in other.stderr
+    factors = load_framework(overlay).host.step_s / load_framework("nanotron").host.step_s
+    assert factors == pytest.approx(1.5)
+
+
+def test_rows_of_another_network_are_named(tmp_path: Path) -> None:
+    rows = [{**row, "inter_node_gb_per_s_per_gpu": "12.5"} for row in ROWS]
+    named = invoke("calibrate", write_table(tmp_path / "a.csv", *rows), "-c", "hgx-h100")
+    assert "note: 3 rows state another network between nodes than hgx-h100" in named.stderr
+    rows = [{**row, "inter_node_gb_per_s_per_gpu": "50"} for row in ROWS]
+    same = invoke("calibrate", write_table(tmp_path / "b.csv", *rows), "-c", "hgx-h100")
+    assert same.exit_code == 0, same.output
+    assert "another network" not in same.stderr
+
+
+def test_rows_and_tables_given_twice_count_once(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "a.csv", *ROWS)
+    copy = tmp_path / "b.csv"
+    copy.write_bytes(Path(table).read_bytes())
+    result = invoke("calibrate", table, copy, table, "-c", "hgx-h100")
+    assert "3 runs of" in result.stdout
+    assert f"{copy}: the same as {table}, counted once" in result.stderr
+    other = write_table(tmp_path / "c.csv", *ROWS, {**ROWS[0], "id": "new"})
+    result = invoke("calibrate", table, other, "-c", "hgx-h100")
+    assert "4 runs of" in result.stdout
+    assert "3 skipped: duplicate id" in result.stdout
+
+
+def log_of(folder: Path, head: str = "") -> tuple[Path, Path]:
+    """(plan, log) of a run on 8 H100 that took what is predicted."""
+    plans, log = folder / "plans.yaml", folder / "train.log"
+    made = invoke("plan", "-m", "llama3-8b", "-n", "8", "-b", "8", "--fix", "tp=8", "-o", plans)
+    assert made.exit_code == 0, made.output
+    seconds = json.loads(invoke("simulate", "--plan", plans, "--json").stdout)["step_time_s"]
+    line = " iteration {} / 9 | elapsed time per iteration (ms): {} | global batch size: 8 |"
+    log.write_text("\n".join([head, *(line.format(i, 1e3 * seconds) for i in range(1, 9))]))
+    return plans, log
+
+
+def test_a_log_given_twice_counts_once(tmp_path: Path) -> None:
+    plans, log = log_of(tmp_path)
+    result = invoke("calibrate", log, log, "-c", "hgx-h100", "--plan", plans)
+    assert "1 runs of" in result.stdout
+    assert f"{log}: the same as {log}, counted once" in result.stderr
+
+
+def test_a_log_of_another_gpu_is_refused_and_a_plan_for_one_named(tmp_path: Path) -> None:
+    plans, log = log_of(tmp_path, "[rank0] device: NVIDIA H100 80GB HBM3")
+    assert invoke("calibrate", log, "-c", "hgx-h100", "--plan", plans).exit_code == 0
+    refused = invoke("calibrate", log, "-c", "hgx-b200", "--plan", plans)
+    assert refused.exit_code == 1
+    assert "the log names NVIDIA H100, the cluster has b200-180gb-sxm" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    log.write_text(log.read_text().replace("NVIDIA H100", "NVIDIA driver"))
+    taken = invoke("calibrate", log, "-c", "hgx-b200", "--plan", plans)
+    assert f"{plans} is a plan for hgx-h100 (h100-80gb-sxm)" in taken.stderr
