@@ -1,13 +1,12 @@
 """How the errors of plans hang together: two plans that spend their time on the same causes are
 wrong together, and their order is surer than their intervals, taken alone, let it seem.
 
-    ln(measured_i / predicted_i) = sum_k s_ik x_k + f(z_i) + e_i
+    ln(measured_i / predicted_i) = sum_k s_ik x_k + e_i
 
 s_ik the share of cause k in the step of plan i, x_k the log of the factor by which that cause is
-mispredicted, N(0, sd_k^2); f a smooth function of the plan's degrees z_i (a Gaussian process), e_i
-what is the plan's own, more where kernels wait for the CPU. The covariance of two plans follows;
-:func:`interval_covariance` fits it so that each plan alone keeps the interval of its regime
-(:mod:`parallelsim.uncertainty`).
+mispredicted, N(0, sd_k^2); e_i what is the plan's own, more where kernels wait for the CPU. The
+covariance of two plans follows; :func:`interval_covariance` fits it so that each plan alone keeps
+the interval of its regime (:mod:`parallelsim.uncertainty`).
 
 Neglects: the second order of the factors; that communication hides behind slower computation.
 """
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 
 from parallelsim.causes import CAUSES, cause_shares
 from parallelsim.operators import FloatArray
-from parallelsim.plan_batch import PlanBatch
 from parallelsim.uncertainty import NORMAL_QUANTILE
 
 if TYPE_CHECKING:
@@ -33,54 +31,34 @@ COMMUNICATION_SD = 0.35
 CAUSE_SD = np.array([COMPUTE_SD] * 4 + [COMMUNICATION_SD] * 5)
 """Standard deviations of x_k before any run, in the order of ``CAUSES``. Measured groups of plans
 are as likely with these as with half or twice of them."""
-SMOOTH_SD, OWN_SD = 0.03, 0.03
-"""Of f and of e where no kernel waits for the CPU."""
-LAUNCH_FACTOR = 30.0
+OWN_SD = 0.03
+"""Of e where no kernel waits for the CPU."""
+LAUNCH_FACTOR = 60.0
 """e of a plan whose kernels wait for the CPU: its standard deviation is ``OWN_SD (1 + LAUNCH_FACTOR
 s_launch)``. Kernels too short to hide their launch are predicted less closely, in each plan
 otherwise.
 
-The three are chosen by the log and Brier scores of P(best) on measured groups of plans, each model
-of a source weighing the same: its tasks (GPUs, batches) repeat an error, and one source has 50 of
-81 tasks. ``parallelsim validate`` prints the counts, and the shares with these weights. Chosen anew
-with a source left out, they improve the Brier score of what is left out (per model 0.580 to 0.567,
-from 0.06, 0.04 and 20), not its log score. Heavier tails (Student's t), spreads wider than the
-intervals, and the spreads of greatest likelihood of all residuals predict it no better.
+Both are chosen by the log and Brier scores of P(best) on measured groups of plans, each model of a
+source weighing the same: its tasks (GPUs, batches) repeat an error, and one source has 50 of 81
+tasks. ``parallelsim validate`` prints the counts, and the shares with these weights. Chosen anew
+with a source left out, they improve the Brier score of what is left out (per model 0.547 to 0.536,
+from 0.03 and 30 with 0.03 of a smooth function of the degrees), not its log score. That function,
+heavier tails (Student's t) and the spreads of greatest likelihood of all residuals predict it no
+better.
 """
-SMOOTH_LENGTH = 0.5
-"""Doublings of a degree over which f changes."""
 TIE_QUANTILE = 0.8416
 """Standard deviations at which one plan is faster than another with a probability of 80 %."""
 DRAWS = 4096
-_DEGREES = ("tp", "cp", "pp", "vpp", "dp", "ep", "micro_batch_size")
 
 
-def nearness(plans: PlanBatch, others: PlanBatch) -> FloatArray:
-    """exp(-d^2 / 2 l^2) of every plan to every other, shape [P, O]; d in doublings of degrees, a
-    kind of recompute or sharding counting as one.
-    """
-    a, b = _position(plans), _position(others)
-    squared = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=2)
-    return np.asarray(np.exp(-squared / (2 * SMOOTH_LENGTH**2)))
-
-
-def _position(plans: PlanBatch) -> FloatArray:
-    doublings = [np.log2(np.maximum(getattr(plans, name), 1)) for name in _DEGREES]
-    kinds = [plans.recompute, np.maximum(plans.zero, 1)]
-    return np.stack([*doublings, *kinds], axis=1).astype(np.float64)
-
-
-def covariance(shares: FloatArray, plans: PlanBatch) -> FloatArray:
+def covariance(shares: FloatArray) -> FloatArray:
     """Of ln(measured / predicted) between plans before any run, by the priors alone; [P, P]."""
     by_cause = (shares * CAUSE_SD**2) @ shares.T
-    smooth = SMOOTH_SD**2 * nearness(plans, plans)
     own = OWN_SD * (1 + LAUNCH_FACTOR * shares[:, CAUSES.index("launch")])
-    return np.asarray(by_cause + smooth + np.diag(own**2))
+    return np.asarray(by_cause + np.diag(own**2))
 
 
-def interval_covariance(
-    shares: FloatArray, plans: PlanBatch, interval_factor: FloatArray
-) -> FloatArray:
+def interval_covariance(shares: FloatArray, interval_factor: FloatArray) -> FloatArray:
     """Of ln(measured / predicted) between plans, shape [P, P]; each plan alone has the spread of
     its 80 % interval.
 
@@ -91,10 +69,9 @@ def interval_covariance(
 
     Args:
         shares: by cause, shape [P, causes].
-        plans: shape [P].
         interval_factor: high over predicted step time, shape [P].
     """
-    prior = covariance(shares, plans)
+    prior = covariance(shares)
     wanted, known = np.log(interval_factor) / NORMAL_QUANTILE, np.sqrt(np.diag(prior))
     scale = np.minimum(wanted / known, 1.0)
     rest = np.sqrt(np.maximum(wanted**2 - (scale * known) ** 2, 0.0))
@@ -133,7 +110,7 @@ def trust(simulation: Simulation) -> Trust:
     if size < 2:
         return Trust(np.ones(size), np.zeros(size, np.bool_), 0.0)
     factor = simulation.step_time_high_s / simulation.step_time_s
-    errors = interval_covariance(cause_shares(simulation.time), simulation.plans, factor)
+    errors = interval_covariance(cause_shares(simulation.time), factor)
     log_time = np.log(simulation.step_time_s)
     spread = np.diag(errors) + errors[0, 0] - 2 * errors[0]
     tied = log_time - log_time[0] < TIE_QUANTILE * np.sqrt(np.maximum(spread, 0.0))

@@ -13,7 +13,6 @@ import numpy as np
 from parallelsim.causes import other_frac
 from parallelsim.correlation import DRAWS, interval_covariance, joint_draws, p_best
 from parallelsim.measured_cases import Case
-from parallelsim.plan_batch import PlanBatch
 from parallelsim.scored_row import ScoredRow
 from parallelsim.scores import (
     SMALLEST_SET,
@@ -68,12 +67,10 @@ class RankedGroup:
     def p_best(self) -> FloatArray:
         """P(a plan is the fastest of the group) as it was predicted, shape [P]."""
         case = self.case
-        cases = [row.case for row in self.rows if row.case is not None]
-        plans = PlanBatch.from_plans([one.plan for one in cases])
         regime = regime_of(case.model, case.cluster, case.framework)
         shares = np.array([row.cause_shares for row in self.rows])
         factor = interval_factor(regime, other_frac(shares))
-        errors = interval_covariance(shares, plans, factor)
+        errors = interval_covariance(shares, factor)
         return p_best(np.log(self.predicted_s) + joint_draws(errors, DRAWS))
 
 

@@ -22,7 +22,6 @@ from parallelsim.correlation import (
     p_best,
     trust,
 )
-from parallelsim.plan_batch import PlanBatch
 from parallelsim.ranked_groups import p_best_reliability, ranked_groups
 from parallelsim.replay import replayed
 from parallelsim.report.trust import rank_words
@@ -52,7 +51,7 @@ def dense() -> Simulation:
 
 def correlations(result: Simulation) -> np.ndarray:
     factor = result.step_time_high_s / result.step_time_s
-    found = interval_covariance(cause_shares(result.time), result.plans, factor)
+    found = interval_covariance(cause_shares(result.time), factor)
     spread = np.sqrt(np.diag(found))
     assert spread == pytest.approx(np.log(factor) / NORMAL_QUANTILE)
     return np.asarray(found / spread[:, None] / spread[None, :])
@@ -117,14 +116,13 @@ def test_plan_marks_ties_and_json_has_the_probabilities() -> None:
 
 
 def test_plans_that_wait_for_the_cpu_differ_more_in_their_errors() -> None:
-    """Of two plans with the same shares and degrees only what is their own differs."""
-    plans = PlanBatch.from_plans([Plan(), Plan()])
+    """Of two plans with the same shares only what is their own differs."""
     spread = []
     for waiting in (0.0, 0.1):
         shares = np.zeros((2, len(CAUSES)))
         shares[:, CAUSES.index("launch")] = waiting
         shares[:, CAUSES.index("gemm")] = 1 - waiting
-        errors = covariance(shares, plans)
+        errors = covariance(shares)
         spread.append(errors[0, 0] + errors[1, 1] - 2 * errors[0, 1])
     own = OWN_SD * np.array([1.0, 1 + 0.1 * LAUNCH_FACTOR])
     assert spread == pytest.approx(2 * own**2)
@@ -155,7 +153,7 @@ def test_p_best_is_right_where_the_errors_are_as_said(dense: Simulation) -> None
     ranked = dense.take(np.argsort(dense.step_time_s))
     ranked = replace(ranked, step_time_s=ranked.step_time_s[0] * np.array([1.0, 1.01, 1.03]))
     factor = ranked.step_time_high_s / ranked.step_time_s
-    errors = interval_covariance(cause_shares(ranked.time), ranked.plans, factor)
+    errors = interval_covariance(cause_shares(ranked.time), factor)
     root = np.linalg.cholesky(errors)
     drawn = np.random.default_rng(1).standard_normal((20_000, 3)) @ root.T
     fastest = np.bincount((np.log(ranked.step_time_s) + drawn).argmin(axis=1), minlength=3)

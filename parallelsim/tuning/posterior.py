@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallelsim.correlation import CAUSE_SD, nearness
+from parallelsim.correlation import CAUSE_SD
 from parallelsim.operators import FloatArray, IntArray
 from parallelsim.plan_batch import PlanBatch
 
@@ -32,7 +32,10 @@ OWN_PART = 1 / 3
 """Of that size, what is the plan's own: e."""
 RUN_SD = 0.02
 """Relative noise of one run: the same plan again."""
+SMOOTH_LENGTH = 0.5
+"""Doublings of a degree over which f changes."""
 _ROUNDS = 8
+_DEGREES = ("tp", "cp", "pp", "vpp", "dp", "ep", "micro_batch_size")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,3 +98,18 @@ def _log_time_and_shares(seconds: FloatArray, x: FloatArray) -> tuple[FloatArray
     stretched = seconds * np.exp(x)
     total = stretched.sum(axis=1)
     return np.log(total), stretched / total[:, None]
+
+
+def nearness(plans: PlanBatch, others: PlanBatch) -> FloatArray:
+    """exp(-d^2 / 2 l^2) of every plan to every other, shape [P, O]; d in doublings of degrees, a
+    kind of recompute or sharding counting as one.
+    """
+    a, b = _position(plans), _position(others)
+    squared = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=2)
+    return np.asarray(np.exp(-squared / (2 * SMOOTH_LENGTH**2)))
+
+
+def _position(plans: PlanBatch) -> FloatArray:
+    doublings = [np.log2(np.maximum(getattr(plans, name), 1)) for name in _DEGREES]
+    kinds = [plans.recompute, np.maximum(plans.zero, 1)]
+    return np.stack([*doublings, *kinds], axis=1).astype(np.float64)
