@@ -47,7 +47,8 @@ def calibrate(
     """Correct a cluster's efficiencies with your own measured runs.
 
     RUNS are tables with the columns of 'validate', or logs of Megatron, torchtitan or nanotron. One
-    run helps, a few different ones help more. Factors that the runs do not show stay as they are.
+    run helps, a few different ones help more. Factors that the runs do not show stay as they are,
+    and what no factor explains widens the intervals of plans on the corrected cluster.
     """
     from parallelsim.calibration import calibrate as fitted
     from parallelsim.calibration_runs import own_runs

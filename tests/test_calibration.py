@@ -146,6 +146,19 @@ def test_runs_that_agree_are_believed_however_slow_all_are(slower: float) -> Non
     assert result.time.mape_left_out < result.time.mape_before / 2
 
 
+@pytest.mark.parametrize("slower", [0.7, 1.1, 1.3, 1.6])
+@pytest.mark.parametrize("number", [3, 5])
+def test_three_runs_are_enough_to_believe(slower: float, number: int) -> None:
+    runs = [
+        replace(run, step_time_s=float(slower * wobble * (run.step_time_s or 0)))
+        for run, wobble in zip(runs_in(DEFAULT), (1, 1.01, 0.99, 1.005, 0.995), strict=False)
+    ][:number]
+    result = calibrate(runs)
+    left = np.array([np.log(Predictor([r])(result.factors)[0] / r.step_time_s) for r in runs])
+    assert abs(left.mean()) < abs(np.log(slower)) / 4
+    assert "step time" not in result.kept
+
+
 @pytest.mark.parametrize("slower", [0.7, 1.3, 1.6])
 def test_one_slow_run_is_believed_in_part_and_never_beyond(slower: float) -> None:
     runs = runs_in(Factors(speed=1 / slower))

@@ -37,6 +37,7 @@ from parallelsim.uncertainty import (
     interval_factor,
     regime_of,
     residual_table,
+    student_quantile,
 )
 from parallelsim.validation import validate
 
@@ -302,3 +303,10 @@ def test_plot_is_written(name: str, start: bytes, tmp_path: Path) -> None:
     again = CliRunner().invoke(main, ["validate", table, "--plot", str(target)])
     assert again.exit_code == 1
     assert "--force" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("degrees", "table"), [(3, 1.6377), (4, 1.5332), (8, 1.3968), (30, 1.3104)]
+)
+def test_quantiles_of_students_t_are_those_of_tables(degrees: int, table: float) -> None:
+    assert student_quantile(degrees) == pytest.approx(table, rel=1e-3)
