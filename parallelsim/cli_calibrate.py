@@ -113,7 +113,7 @@ def _write(result: Calibration, found: OwnRuns, cluster: str, output: str, force
     write_text(output, dump_yaml(document), force=force)
     software = any(fit.is_identified and fit.name in SOFTWARE_FACTORS for fit in result.fits)
     shown = shown_path(output)
-    words = f", and {found.framework} with the host's and memory's factors" if software else ""
+    words = f"; it brings {found.framework} with factors of its own" if software else ""
     click.echo(f"wrote {shown}; use it as --cluster {shown}{words}", err=True)
 
 

@@ -137,11 +137,14 @@ def _calibration_notes(
     if options.cluster is None or not names_overlay(options.cluster):
         return []
     notes, name = [], shown_path(options.cluster)
-    fitted = load_framework(options.cluster).name
+    fitted = load_framework(options.cluster)
     if options.framework is None:
         notes.append(f"{framework.name}, which the runs of {name} used (--framework)")
-    elif framework.name != fitted:
-        notes.append(f"{name} is from runs of {fitted}; its factors may not hold {framework.name}")
+    elif framework.name != fitted.name:
+        other = f"its factors may not hold for {framework.name}"
+        notes.append(f"{name} is from runs of {fitted.name}; {other}")
+    elif framework != fitted:
+        notes.append(f"without the software's factors of {name} (--framework {name})")
     if cluster.unexplained:
         notes.append(f"80 % intervals hold what {name} leaves: {cluster.unexplained.words}")
     return notes

@@ -549,6 +549,9 @@ def test_an_overlay_brings_the_software_of_its_runs(tmp_path: Path) -> None:
     assert "parameters, nanotron" in own.stdout
     other = invoke(*args, "--framework", "megatron-core")
     assert f"{overlay} is from runs of nanotron" in other.stderr
+    bare = invoke(*args, "--framework", "nanotron")
+    assert f"without the software's factors of {overlay}" in bare.stderr
+    assert "without" not in invoke(*args, "--framework", overlay).stderr
     factors = load_framework(overlay).host.step_s / load_framework("nanotron").host.step_s
     assert factors == pytest.approx(1.5)
 
