@@ -47,6 +47,7 @@ def validate(
     Columns that a row leaves empty take the documented default of its framework; rows that cannot
     be predicted are skipped and counted by reason.
     """
+    from parallelsim.errors import SpecError
     from parallelsim.output_files import write_text
     from parallelsim.report import accuracy
     from parallelsim.validation import validate as run_validation
@@ -54,9 +55,14 @@ def validate(
     _check_outputs(tables, framework, rows_file, plot_file, force)
     with shown_progress(quiet=as_json):
         validation = run_validation(tables, framework)
+    if not validation.rows:
+        raise SpecError(
+            "a header without rows; expected a row for each run", file=", ".join(tables)
+        )
     if rows_file:
         write_text(rows_file, accuracy.rows_csv(validation), force=force)
-    if plot_file:
+    is_scored = any(row.is_scored for row in validation.rows)
+    if plot_file and is_scored:
         from parallelsim.report.scatter import scatter
 
         picture = scatter(validation, plot_file.rpartition(".")[2].lower())
@@ -65,8 +71,11 @@ def validate(
         from parallelsim.report.documents import json_text
 
         click.echo(json_text("validate", accuracy.document(validation)))
-        return
-    _print(validation, all_groups)
+    else:
+        _print(validation, all_groups)
+    if not is_scored:
+        reason, count = _summary(validation.skipped)[0]
+        raise SpecError(f"no row could be scored; {count} of them: {reason}")
 
 
 def _check_outputs(
@@ -124,8 +133,6 @@ def _print(validation: Validation, all_groups: bool) -> None:
         click.echo("\nSkipped")
         for reason, count in _summary(validation.skipped):
             click.echo(f"{count:6d}  {reason}")
-    if not scored and not apart:
-        click.echo(paragraph("No row could be scored: see the reasons above."), err=True)
 
 
 def _print_block(validation: Validation, rows: tuple[ScoredRow, ...]) -> None:

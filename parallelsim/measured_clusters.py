@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from parallelsim.catalog import accelerator_names, load_accelerator
 from parallelsim.cluster import ClusterSpec, Tier
+from parallelsim.measured_names import matching_gpus
 from parallelsim.measurements import Facts, RowError
 
 CLUSTER_FACTS = (
@@ -38,9 +39,7 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
     Raises:
         RowError: unknown GPU, or no network known for a run beyond one node.
     """
-    name = facts.word("gpu")
-    if name not in accelerator_names():
-        raise RowError(f"no accelerator file for {name[:40]!r}{_nearest(name)}")
+    name = _gpu_name(facts)
     accelerator = load_accelerator(name)
     num_gpus = facts.required("num_gpus")
     bandwidth = facts.within("inter_node_gb_per_s_per_gpu", *LINK_GB_PER_S)
@@ -98,6 +97,21 @@ def cluster_of(facts: Facts, clusters: Sequence[ClusterSpec]) -> ClusterSpec:
         tiers=tuple(tiers),
         num_gpus=num_gpus,
     )
+
+
+def _gpu_name(facts: Facts) -> str:
+    """The one accelerator of the catalogue that the row means.
+
+    Raises:
+        RowError: none, or several.
+    """
+    name = facts.word("gpu")
+    found = matching_gpus(name, tuple(accelerator_names()))
+    if not found:
+        raise RowError(f"no accelerator file for {name[:40]!r}{_nearest(name)}")
+    if len(found) > 1:
+        raise RowError(f"gpu {name[:40]!r} may be {', '.join(found)}; use one of them")
+    return found[0]
 
 
 def network_differs(facts: Facts, cluster: ClusterSpec) -> bool:

@@ -11,6 +11,7 @@ from parallelsim.cluster import ClusterSpec
 from parallelsim.framework import FrameworkSpec
 from parallelsim.layers import LatentAttention
 from parallelsim.measured_models import is_gated
+from parallelsim.measured_names import PRECISION_NAMES, SCHEDULE_NAMES, plain_name
 from parallelsim.measured_text import (
     Sharding,
     drops_tokens,
@@ -36,9 +37,6 @@ from parallelsim.rule_software import KEEPS_FP8
 from parallelsim.run_defaults import RunDefaults
 from parallelsim.stage_split import stage_split
 
-SCHEDULE_ALIASES = {"zb-1p": "zb-h1", "zb-2p": "zb-h2"}
-"""Names of measured runs: the automatic schedules with the memory of ZB-H1 and ZB-H2
-(arXiv:2401.10241, section 5)."""
 OF_FORKS = frozenset(SCHEDULES) - {"none", "1f1b", "interleaved-1f1b", "gpipe"}
 """Schedules that a paper built into its own version of the row's software."""
 
@@ -72,7 +70,7 @@ def measured_plan(
     sequence_parallel = bool(sequence_parallel) and tp > 1
     grad_dtype = stated_grad_dtype(facts) or (sharding.grad_dtype if sharding else "")
     if not grad_dtype:
-        grad_dtype = defaults.fp16_grad_dtype if precision == "fp16" else defaults.grad_dtype
+        grad_dtype = _default_grad_dtype(precision, defaults)
         assumed.append(f"grad_dtype={grad_dtype}")
     switches = _switches(facts, model, framework, defaults, precision, assumed)
     if model.has_experts:
@@ -112,6 +110,13 @@ def measured_plan(
         activation_offload_pct=stated_offload_pct(facts, model.num_layers),
     )
     return with_sane_size(plan.validate()), heavier
+
+
+def _default_grad_dtype(precision: str, defaults: RunDefaults) -> str:
+    """Gradients of fp32 weights are fp32; others are the framework's."""
+    if precision == "fp32":
+        return "fp32"
+    return defaults.fp16_grad_dtype if precision == "fp16" else defaults.grad_dtype
 
 
 def _compiles_loss(facts: Facts, defaults: RunDefaults, tp: int) -> bool:
@@ -159,7 +164,7 @@ def _degrees(facts: Facts, model: ModelSpec, assumed: list[str]) -> dict[str, in
         assumed.append("vpp=2")
     if vpp is None:
         vpp = 1
-        interleaves = facts.word("schedule") in ("", "interleaved-1f1b")
+        interleaves = stated_schedule(facts) in ("", "interleaved-1f1b")
         if (
             pp > 1
             and interleaves
@@ -268,8 +273,7 @@ def _in_rack(cluster: ClusterSpec) -> bool:
 
 def stated_schedule(facts: Facts) -> str:
     """The row's schedule under the name that plans use; empty where it states none."""
-    stated = facts.word("schedule")
-    return SCHEDULE_ALIASES.get(stated, stated)
+    return plain_name(facts.text("schedule"), SCHEDULE_NAMES)
 
 
 def _schedule(facts: Facts, pp: int, vpp: int) -> str:
@@ -279,6 +283,8 @@ def _schedule(facts: Facts, pp: int, vpp: int) -> str:
     if stated in OF_FORKS:
         return stated
     if vpp > 1:
+        if stated == "gpipe":
+            raise RowError(f"schedule gpipe has one stage a rank, got vpp={vpp}; use vpp=1")
         return "interleaved-1f1b"
     return "gpipe" if stated == "gpipe" else "1f1b"
 
@@ -291,7 +297,7 @@ def _precision(
     defaults: RunDefaults,
     assumed: list[str],
 ) -> str:
-    stated = facts.word("precision")
+    stated = plain_name(facts.text("precision"), PRECISION_NAMES)
     if not stated:
         stated = defaults.gated_precision if is_gated(model) else defaults.plain_precision
         if stated not in cluster.accelerator.precisions:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from parallelsim.framework import FrameworkSpec
+from parallelsim.measured_names import PRECISION_NAMES, plain_name
 from parallelsim.measurements import SWITCH_WORDS, Facts, RowError
 from parallelsim.plan import GRAD_DTYPES, MODULES
 
@@ -78,6 +79,7 @@ _DENIED_AFTER = re.compile(
 _RELEASE = re.compile(r"\bcontainer NeMo (\d\d)\.(\d\d)\b", re.I)
 _ADAPTERS_A2A = re.compile(r"\blora_a2a\s*=\s*(?:1|true)\b", re.I)
 _QUOTED_SETTING = re.compile(r"\bsettings?\.\w", re.I)
+_SHARDS = re.compile(r"[fh]sdp|full_shard|shard_grad_op|hybrid|zero-?3|fully[ _-]sharded", re.I)
 _OFFLOAD_LAYERS = re.compile(r"\bcpu_offloading_num_layers\s*=\s*(\d+)", re.I)
 _OFFLOAD = re.compile(r"\bcpu_offloading\s*=\s*true\b", re.I)
 
@@ -155,10 +157,19 @@ class Sharding:
 
 
 def stated_sharding(facts: Facts) -> Sharding | None:
-    """What the column on FSDP says; None where it is empty, false, or shards nothing."""
+    """What the column on FSDP says; None where it is empty, false, or shards nothing.
+
+    Raises:
+        RowError: it says something else.
+    """
     text = facts.feature("fsdp")
     if not text or text.lower() == "no_shard":
         return None
+    if text not in SWITCH_WORDS and _SHARDS.search(text) is None:
+        raise RowError(
+            f"fsdp={facts.text('fsdp')[:40]!r}: expected True, False, FSDP, FSDP2, HSDP, or a "
+            "strategy of PyTorch's, as FULL_SHARD"
+        )
     group = _SHARD_GROUP.search(text)
     return Sharding(
         int(group[1]) if group else None,
@@ -225,7 +236,8 @@ def stated_offload_pct(facts: Facts, num_layers: int) -> int:
 
 def follows_recipe(facts: Facts) -> bool:
     """Nothing contradicts the vendors' recipes: these train in bf16 or fp8, and with overlap."""
-    return facts.word("precision") not in ("", "fp16") and not _states_no_overlap(facts)
+    precision = plain_name(facts.text("precision"), PRECISION_NAMES)
+    return precision not in ("", "fp16", "fp32") and not _states_no_overlap(facts)
 
 
 def stated_release(facts: Facts) -> tuple[int, int] | None:

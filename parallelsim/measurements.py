@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from parallelsim.errors import OutputError, ParallelSimError, SpecError
+from parallelsim.measured_names import FRAMEWORK_NAMES, plain_name
 
 REQUIRED = (
     "id",
@@ -238,7 +239,7 @@ def _run(cells: Mapping[str, str], number: int, file: str) -> Run | BadRow:
         return Run(
             id=name,
             group=group,
-            framework=facts.word("framework"),
+            framework=plain_name(facts.text("framework"), FRAMEWORK_NAMES),
             facts=facts,
             flag=printable(facts.text("flag")) if facts.feature("flag") else "",
             step_time_s=measured_step_time(facts),
@@ -269,7 +270,7 @@ def measured_step_time(facts: Facts) -> float | None:
     batch, seq_length, num_gpus = (float(value or 0) for value in needed)
     computed = batch * seq_length / (rate * num_gpus)
     if stated is not None and not 0.5 < stated / computed < 2:
-        hint = "; milliseconds?" if 500 < stated / computed < 2000 else ""
+        hint = _unit_hint(stated / computed, num_gpus)
         raise RowError(
             f"step_time_s={stated:g} contradicts tokens_per_s_per_gpu, which gives {computed:.4g} "
             f"s{hint}"
@@ -281,6 +282,20 @@ def measured_step_time(facts: Facts) -> float | None:
             f"{computed:.4g} s, not within {low:g} to {high:g}"
         )
     return computed if stated is None else stated
+
+
+def _unit_hint(ratio: float, num_gpus: float) -> str:
+    """What explains a stated step time of ``ratio`` times the one that the throughput gives."""
+    explained = (
+        ("; is that the tokens/s of all GPUs?", num_gpus, 1.25),
+        ("; milliseconds?", 1000.0, 2.0),
+        ("; minutes?", 1 / 60, 1.25),
+        ("; are these minutes, and the tokens/s of all GPUs?", num_gpus / 60, 1.25),
+    )
+    for hint, expected, factor in explained:
+        if 1 / factor < ratio / expected < factor:
+            return hint
+    return ""
 
 
 def measured_peak_memory(facts: Facts) -> float | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallelsim.catalog import framework_names, load_framework
 from parallelsim.causes import cause_shares
@@ -43,6 +44,9 @@ LAYOUT_RULES = frozenset(
 had."""
 WRONG_UNIT_FACTOR = 200.0
 """Measured over predicted step time above which the column cannot be seconds."""
+
+FEWEST_GPUS_OF_TOTAL = 8
+"""Fewer GPUs do not tell the throughput of all of them from a fast run."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +261,7 @@ def _check_units(rows: Sequence[ScoredRow], tables: Sequence[str]) -> None:
     Raises:
         SpecError: with the unit that the column probably has.
     """
+    _check_small_times(rows, tables)
     timed = [r.run.step_time_s / r.step_time_s for r in rows if r.is_scored and r.run.step_time_s]
     if timed and float(np.median(timed)) > WRONG_UNIT_FACTOR:
         raise SpecError(
@@ -277,6 +282,37 @@ def _check_units(rows: Sequence[ScoredRow], tables: Sequence[str]) -> None:
             "The column holds GB of 10^9 bytes",
             file=", ".join(tables),
         )
+
+
+def _check_small_times(rows: Sequence[ScoredRow], tables: Sequence[str]) -> None:
+    """Refuse times in minutes, and throughput of all GPUs in the column for one.
+
+    Raises:
+        SpecError: nearly all rows are as far below their predictions as that makes them.
+    """
+    timed = [row for row in rows if row.is_scored and row.run.step_time_s]
+    stated = [row.run.facts.text("step_time_s") != "" for row in timed]
+    ratio = np.array([(row.run.step_time_s or 0.0) / row.step_time_s for row in timed])
+    num_gpus = np.array([row.case.cluster.num_gpus for row in timed if row.case], dtype=float)
+    typed = np.array(stated, dtype=bool)
+    minutes, total = typed, ~typed & (num_gpus >= FEWEST_GPUS_OF_TOTAL)
+    if _nearly_all(ratio[minutes] * 60):
+        raise SpecError(
+            "step_time_s is about 1/60 of the predictions; are these minutes? The column holds "
+            "seconds",
+            file=", ".join(tables),
+        )
+    if _nearly_all((ratio * num_gpus)[total]):
+        raise SpecError(
+            "tokens_per_s_per_gpu is about num_gpus times the predictions; is it the throughput "
+            "of all GPUs? The column holds that of one",
+            file=", ".join(tables),
+        )
+
+
+def _nearly_all(ratio: NDArray[np.float64]) -> bool:
+    """Four in five are 1 within a factor of 2."""
+    return ratio.size > 0 and float(np.mean((ratio > 0.5) & (ratio < 2))) >= 0.8
 
 
 def _scope(row: ScoredRow) -> str:

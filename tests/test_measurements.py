@@ -330,6 +330,15 @@ def test_equal_rows_share_one_model_cluster_and_framework(tmp_path: Path) -> Non
         ({"oom": "maybe"}, "oom must be True or False"),
         ({"precision": "int4"}, "precision int4"),
         ({"step_time_s": "10000", "tokens_per_s_per_gpu": "1638.4"}, "milliseconds?"),
+        ({"step_time_s": "0.1667", "tokens_per_s_per_gpu": "1638.4"}, "minutes?"),
+        ({"step_time_s": "10", "tokens_per_s_per_gpu": "104857.6"}, "tokens/s of all GPUs?"),
+        ({"schedule": "gpipe"}, "schedule gpipe has one stage a rank, got vpp=5"),
+        ({"fsdp": "SDPA"}, "fsdp='SDPA': expected True"),
+        ({"gpu": "A100-80GB"}, "may be a100-80gb-pcie, a100-80gb-sxm"),
+        ({"gpu": "H100"}, "may be h100-80gb-sxm, h100-96gb-hbm2e-500w"),
+        ({"step_time_s": "1e400"}, "step_time_s is no number"),
+        ({"num_gpus": "1,024"}, "num_gpus is no number"),
+        ({"step_time_s": "10%"}, "step_time_s is no number"),
     ],
 )
 def test_a_row_that_cannot_be_scored_says_why(
@@ -338,6 +347,44 @@ def test_a_row_that_cannot_be_scored_says_why(
     text = reason(tmp_path, **changes)
     assert why in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "plain"),
+    [
+        ("precision", "bfloat16", "bf16"),
+        ("precision", "BF16", "bf16"),
+        ("precision", "half", "fp16"),
+        ("precision", "fp8_tensorwise", "fp8-current"),
+        ("precision", "TF32", "fp32"),
+        ("schedule", "Interleaved", "interleaved-1f1b"),
+        ("schedule", "interleaved_1F1B", "interleaved-1f1b"),
+        ("framework", "Megatron-LM", "megatron-core"),
+        ("framework", "Megatron_Core", "megatron-core"),
+        ("framework", "NeMo", "megatron-core"),
+        ("framework", "TorchTitan", "torchtitan"),
+        ("gpu", "B200", "b200-180gb-sxm"),
+        ("gpu", "A100 SXM 80GB", "a100-80gb-sxm"),
+        ("gpu", "NVIDIA A100-SXM4-80GB", "a100-80gb-sxm"),
+        ("gpu", "NVIDIA H100 80GB HBM3", "h100-80gb-sxm"),
+        ("sequence_parallel", "yes", "True"),
+        ("num_gpus", "\N{NO-BREAK SPACE}64.0", "64"),
+    ],
+)
+def test_names_are_read_as_people_write_them(
+    tmp_path: Path, column: str, text: str, plain: str
+) -> None:
+    read, meant = case(tmp_path, **{column: text}), case(tmp_path, **{column: plain})
+    assert (read.plan, read.assumed) == (meant.plan, meant.assumed)
+    assert read.cluster == meant.cluster
+    assert read.framework == meant.framework
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_gradients_of_fp32_are_fp32(tmp_path: Path, precision: str) -> None:
+    for software in ("megatron-core", "deepspeed", "llm-foundry"):
+        found = case(tmp_path, precision=precision, framework=software, vpp="1", pp="1", dp="16")
+        assert (found.plan.precision, found.plan.grad_dtype) == ("fp32", "fp32")
 
 
 def test_step_time_follows_from_throughput(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_letters_may_be_capital(tmp_path: Path, column: str) -> None:
         ({"recompute": "True"}, "expected none, selective, full"),
         ({"gpus_per_node": "1000000007"}, "gpus_per_node=1000000007"),
         ({"global_batch_size": "1e9"}, "global_batch_size=1000000000 is above 1048576"),
-        ({"gpu": "h100-80gb"}, "is 'h100-80gb-sxm' meant?"),
+        ({"gpu": "h100-80bg-sxm"}, "is 'h100-80gb-sxm' meant?"),
         ({"step_time_s": "1e-320"}, "step_time_s=1e-320 is not within"),
         ({"step_time_s": "1e300"}, "step_time_s=1e300 is not within"),
         ({"peak_memory_gb": "6e10"}, "peak_memory_gb=6e10 is not within"),

@@ -156,6 +156,33 @@ def test_milliseconds_are_suspected(tmp_path: Path) -> None:
         validate([table])
 
 
+def _own_predictions(tmp_path: Path) -> dict[str, float]:
+    rows = validate([write_table(tmp_path / "own.csv", *PLANS)]).rows
+    return {row.id: row.step_time_s for row in rows}
+
+
+def test_minutes_are_suspected(tmp_path: Path) -> None:
+    own = _own_predictions(tmp_path)
+    rows = [{**plan, "step_time_s": str(own[plan["id"]] / 60)} for plan in PLANS]
+    with pytest.raises(SpecError, match="are these minutes"):
+        validate([write_table(tmp_path / "t.csv", *rows)])
+
+
+@pytest.mark.parametrize("num_gpus", [1, 64])
+def test_the_throughput_of_all_gpus_is_suspected(tmp_path: Path, num_gpus: int) -> None:
+    own = _own_predictions(tmp_path)
+    rows = []
+    for plan in PLANS:
+        rate = 128 * 8192 / own[plan["id"]] / 64
+        rows.append({**plan, "step_time_s": "", "tokens_per_s_per_gpu": str(rate * num_gpus)})
+    table = write_table(tmp_path / "t.csv", *rows)
+    if num_gpus == 1:
+        assert len(validate([table]).scored) == len(PLANS)
+        return
+    with pytest.raises(SpecError, match="the throughput of all GPUs"):
+        validate([table])
+
+
 def test_megabytes_are_suspected(tmp_path: Path) -> None:
     table = write_table(
         tmp_path / "t.csv", *({**plan, "peak_memory_gb": "61000"} for plan in PLANS)
@@ -228,10 +255,23 @@ def test_rows_are_not_overwritten_unasked(tmp_path: Path) -> None:
     assert invoke("validate", table, "--rows", out, "--force").exit_code == 0
 
 
-def test_a_table_without_a_scorable_row_still_answers(tmp_path: Path) -> None:
-    result = invoke("validate", write_table(tmp_path / "t.csv", {"num_experts": "8"}))
-    assert result.exit_code == 0
-    assert "0 scored" in result.output
+def test_a_table_without_a_scorable_row_fails_and_says_why(tmp_path: Path) -> None:
+    table, out = write_table(tmp_path / "t.csv", {"num_experts": "8"}), tmp_path / "rows.csv"
+    result = invoke("validate", table, "--rows", out)
+    assert result.exit_code == 1
+    assert "0 scored" in result.stdout
+    assert result.stderr.startswith("parallelsim: error: no row could be scored; 1 of them: ")
+    assert result.stderr.count("\n") == 1
+    assert "moe_top_k is not stated" in out.read_text(encoding="utf-8")
+    assert invoke("validate", table, "--json").exit_code == 1
+
+
+def test_a_header_alone_is_an_error(tmp_path: Path) -> None:
+    result = invoke("validate", write_table(tmp_path / "t.csv"))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "a header without rows" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01", b"id\n1\n"])
