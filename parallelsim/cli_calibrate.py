@@ -190,6 +190,7 @@ def _document(result: Calibration, found: OwnRuns, cluster: str) -> dict[str, An
         "step_time": _change(result.time),
         "peak_memory": _change(result.memory),
         "kept": list(result.kept),
+        "unexplained": asdict(result.unexplained) if result.unexplained else None,
     }
 
 

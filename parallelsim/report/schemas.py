@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parallelsim.calibration import ErrorChange, FactorFit
-from parallelsim.cluster import ClusterSpec
+from parallelsim.cluster import ClusterSpec, Unexplained
 from parallelsim.doctor import Check
 from parallelsim.elastic import Elastic, Shrunk
 from parallelsim.framework import FrameworkSpec
@@ -292,6 +292,7 @@ _CALIBRATE: Part = {
     "step_time": mapping(mirror(ErrorChange)),
     "peak_memory": mapping(mirror(ErrorChange)),
     "kept": said(listed(TEXT), "Kinds of factors that keep their defaults."),
+    "unexplained": or_null(mapping(mirror(Unexplained))),
 }
 
 DOCUMENTS: Mapping[str, Part] = {
