@@ -262,7 +262,7 @@ def fit_factors(problem: _Problem) -> Fit:
     left_out = _left_out_residuals(problem, jacobian, z, free)
     kept = []
     for label, of_kind, names in problem.kinds():
-        worse = _mape(left_out[of_kind]) >= WORST_LEFT_OUT * _mape(before[of_kind])
+        worse = _mape(left_out[of_kind]) > WORST_LEFT_OUT * _mape(before[of_kind])
         fitted = (free & names).any() or (of_kind is problem.is_time and problem.slower)
         if of_kind.sum() > 1 and worse and fitted:
             free, z = free & ~names, np.where(names, 0.0, z)
