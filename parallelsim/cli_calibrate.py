@@ -103,7 +103,8 @@ def _write(result: Calibration, found: OwnRuns, cluster: str, output: str, force
     from parallelsim.output_files import write_text
     from parallelsim.yaml_io import dump_yaml
 
-    if not any(fit.is_identified for fit in result.fits):
+    is_corrected = any(fit.is_identified for fit in result.fits)
+    if not is_corrected and result.unexplained is None:
         raise SpecError("nothing written: these runs identify no factor, the defaults stand")
     source = f"parallelsim calibrate on {len(found.runs)} own runs, {_summary(result.time)}"
     name = Path(output).stem
@@ -114,6 +115,8 @@ def _write(result: Calibration, found: OwnRuns, cluster: str, output: str, force
     software = any(fit.is_identified and fit.name in SOFTWARE_FACTORS for fit in result.fits)
     shown = shown_path(output)
     words = f"; it brings {found.framework} with factors of its own" if software else ""
+    if not is_corrected:
+        words = ": the defaults, and how far the runs are from them"
     click.echo(f"wrote {shown}; use it as --cluster {shown}{words}", err=True)
 
 

@@ -74,8 +74,8 @@ def validate(
     else:
         _print(validation, all_groups)
     if not is_scored:
-        reason, count = _summary(validation.skipped)[0]
-        raise SpecError(f"no row could be scored; {count} of them: {reason}")
+        first = validation.rows[0]
+        raise SpecError(f"no row could be scored; the first, {first.id}: {first.reason}")
 
 
 def _check_outputs(

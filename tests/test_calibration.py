@@ -334,6 +334,20 @@ def test_calibrate_writes_what_plan_takes(tmp_path: Path) -> None:
     assert invoke(*args, "--force").exit_code == 0
 
 
+def test_defaults_that_stand_are_written_with_their_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parallelsim.calibration.WORST_LEFT_OUT", 0.0)
+    table, output = write_table(tmp_path / "runs.csv", *ROWS), tmp_path / "mine.yaml"
+    result = invoke("calibrate", table, "--cluster", "hgx-h100", "--output", output)
+    assert result.exit_code == 0, result.output
+    assert "the defaults, and how far the runs are from them" in result.output
+    cluster = load_cluster(output, num_gpus=64)
+    assert cluster.accelerator == CLUSTER.accelerator
+    assert cluster.unexplained is not None
+    assert cluster.unexplained.num_runs == 3
+
+
 def test_calibrate_never_overwrites_its_runs(tmp_path: Path) -> None:
     table = write_table(tmp_path / "runs.csv", *ROWS)
     before = Path(table).read_bytes()

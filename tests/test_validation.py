@@ -260,7 +260,7 @@ def test_a_table_without_a_scorable_row_fails_and_says_why(tmp_path: Path) -> No
     result = invoke("validate", table, "--rows", out)
     assert result.exit_code == 1
     assert "0 scored" in result.stdout
-    assert result.stderr.startswith("parallelsim: error: no row could be scored; 1 of them: ")
+    assert result.stderr.startswith("parallelsim: error: no row could be scored; the first, ")
     assert result.stderr.count("\n") == 1
     assert "moe_top_k is not stated" in out.read_text(encoding="utf-8")
     assert invoke("validate", table, "--json").exit_code == 1
