@@ -126,8 +126,8 @@ def corrected_framework(framework: FrameworkSpec, factors: Factors) -> Framework
 
 
 def is_overlay(data: Mapping[str, Any]) -> bool:
-    """A document with ``base`` and ``factors`` is an overlay, no whole cluster or framework."""
-    return "factors" in data and "base" in data
+    """A document with ``base`` or ``factors`` is an overlay, no whole cluster or framework."""
+    return "factors" in data or "base" in data
 
 
 def overlay_document(

@@ -92,7 +92,7 @@ def own_runs(
             notes += _software_notes(log, name, plan_file if framework is None else None)
             runs.append(_run_of_log(log, document, plan_file, rank, cluster, name))
             software.add(name or "")
-            notes.append(f"{file}: {log.software}, median of {log.num_steps} steps")
+            notes.append(f"{file}: {log.software}, {_steps_of(log)}")
     return _checked(runs, software, skipped, notes)
 
 
@@ -186,6 +186,12 @@ def _software_notes(log: RunLog, framework: str | None, plan_file: str | None) -
             file=log.file,
         )
     return [f"{log.file}: a log of {log.software}, fitted as {framework} as --framework says"]
+
+
+def _steps_of(log: RunLog) -> str:
+    if log.num_steps == 1:
+        return "a single step; log more, the first ones are slower than those to come"
+    return f"median of {log.num_steps} steps"
 
 
 def _distinct(files: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -23,7 +23,7 @@ from parallelsim.units import GIB, MIB, MILLI
 MAX_LINE_BYTES = 1 << 16
 """Longer lines are read in pieces."""
 WARM_UP = 0.1
-"""Share of the first steps, at least one, that is not counted where there are three or more."""
+"""Share of the first steps, at least one, that is not counted where there are several."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _NUMBER = r"([^\s|/(]+)"
@@ -86,6 +86,7 @@ _WORDS = (b"iteration", b"step:", b"reserved", b"allocated", b"NVIDIA ")
 """One of them stands in every line that matters."""
 _GPU = re.compile(r"\bNVIDIA ([A-Z]{1,2}\d{2,4}S?)\b")
 """As drivers name them: ``NVIDIA H100 80GB HBM3``, ``NVIDIA A100-SXM4-80GB``."""
+_NO_NUMBER = "a time or throughput that is no number above 0"
 _GLOBAL_BATCH = re.compile(r"\bglobal batch size:\s*(\d+)")
 
 
@@ -163,11 +164,14 @@ class _Reader:
         if "NVIDIA " in line:
             self.gpus.update(_GPU.findall(line))
         for software in _FORMATS:
-            values = software.value.findall(line) if software.words in line else ()
-            if not values:
+            if software.words not in line:
                 continue
-            steps = software.step.findall(line)
-            if len(values) > 1 or len(steps) > 1:
+            values, steps = software.value.findall(line), software.step.findall(line)
+            if not values and not steps:
+                continue
+            if not values:
+                self.skipped[_NO_NUMBER] += 1
+            elif len(values) > 1 or len(steps) > 1:
                 self.skipped["lines of two ranks run into each other"] += 1
             elif not steps:
                 self.skipped["a step time without its step"] += 1
@@ -177,7 +181,7 @@ class _Reader:
 
     def _add(self, software: _Format, step: int, value: float, line: str) -> None:
         if not (math.isfinite(value) and value > 0):
-            self.skipped["a time or throughput that is no number above 0"] += 1
+            self.skipped[_NO_NUMBER] += 1
             return
         total, count = self.steps[software.name].get(step, (0.0, 0))
         self.steps[software.name][step] = (total + value, count + 1)
@@ -201,7 +205,7 @@ class _Reader:
             if other is not software and self.steps[other.name]:
                 self.skipped[f"lines of {other.name}"] += len(self.steps[other.name])
         ordered = [total / count for _, (total, count) in sorted(steps.items())]
-        cut = max(1, int(WARM_UP * len(ordered))) if len(ordered) >= 3 else 0
+        cut = max(1, int(WARM_UP * len(ordered))) if len(ordered) > 1 else 0
         value = median(ordered[cut:])
         peak = self.reserved or self.allocated
         return RunLog(

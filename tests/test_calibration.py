@@ -297,6 +297,16 @@ def test_a_bad_overlay_is_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["base", "factors"])
+def test_an_overlay_without_a_part_says_which(tmp_path: Path, key: str) -> None:
+    path = write_overlay(tmp_path / "mine.yaml")
+    path.write_text(
+        "\n".join(x for x in path.read_text().splitlines() if not x.startswith((key, " ")))
+    )
+    with pytest.raises(SpecError, match=key):
+        load_cluster(path)
+
+
 def test_an_overlay_on_an_overlay_is_refused(tmp_path: Path) -> None:
     write_overlay(tmp_path / "one.yaml")
     path = write_overlay(tmp_path / "two.yaml", base="./one.yaml")

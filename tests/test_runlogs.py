@@ -91,6 +91,24 @@ def test_ranks_that_all_print_count_once_a_step(tmp_path: Path) -> None:
     assert log.tokens_per_s_per_gpu == pytest.approx(251.5)
 
 
+def test_the_first_of_two_steps_is_warm_up(tmp_path: Path) -> None:
+    lines = MEGATRON.replace("\\\n", "").splitlines()
+    first, second = [line for line in lines if "iteration " in line][:2]
+    log = read_log(written(tmp_path, f"{first}\n{second}"))
+    assert log.num_steps == 1
+    assert log.step_time_s == pytest.approx(10.1)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-", ""])
+def test_steps_without_a_number_are_counted(tmp_path: Path, value: str) -> None:
+    broken = MEGATRON.replace(
+        "elapsed time per iteration (ms): 10200.0", f"elapsed time per iteration (ms): {value}"
+    )
+    assert broken != MEGATRON
+    log = read_log(written(tmp_path, broken))
+    assert sum(log.skipped.values()) == 1
+
+
 def test_interleaved_and_broken_lines_are_counted(tmp_path: Path) -> None:
     value = "elapsed time per iteration (ms): "
     text = MEGATRON + (
