@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,6 +100,12 @@ class Tally:
     improved: int = 0
     risen: int = 0
 
+    @classmethod
+    def of(cls, tallies: Iterable[Tally]) -> Tally:
+        """All of them together."""
+        counts = np.array([(t.biased, t.improved, t.risen) for t in tallies])
+        return cls(*counts.sum(axis=0).tolist())
+
     def add(self, name: str, runs: Sequence[MeasuredRun], draws: int, seed: int) -> str:
         """Calibrate on one group; its line of the table."""
         bias = bias_of(runs)
@@ -119,7 +125,7 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"so far {self.improved} of {self.biased} biased groups improve; "
+            f"{self.improved} of {self.biased} biased groups improve; "
             f"{self.risen} rise by more than 1.5 points"
         )
 
@@ -178,11 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     scored = validate(options.tables).scored
-    groups, tally = groups_of(scored), Tally()
+    groups, tallies = groups_of(scored), {}
     tasks = [("packaged constants", Factors(), groups)]
     tasks += [("packaged constants, biased parts", Factors(), biased_parts_of(scored))]
     tasks += [(label, factors, groups) for label, factors in WRONG.items()]
     for label, factors, chosen in tasks:
+        tally = tallies[label] = Tally()
         print(f"\n{label}")
         print(
             f"{'group':20s} {'rows':>4} {'bias':>6} {'before':>6} {'after':>6} {'worst draw':>10}"
@@ -190,7 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, runs in chosen.items():
             print(tally.add(name, assumed(runs, factors), options.draws, options.seed), flush=True)
         print(tally)
-    return int(tally.fails)
+    print("\nAll together")
+    whole = Tally.of(tallies.values())
+    print(whole)
+    return int(whole.fails)
 
 
 if __name__ == "__main__":
