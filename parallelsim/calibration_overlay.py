@@ -148,21 +148,17 @@ def overlay_document(
         for f in fields(Factors)
         if getattr(factors, f.name) != f.default
     }
-    spread = (
-        {
-            "num_runs": unexplained.num_runs,
-            "log_error": float(f"{unexplained.log_error:.4g}"),
-        }
-        if unexplained
-        else None
-    )
-    return {
+    document: dict[str, Any] = {
         "name": name,
         "base": _named_from(base, folder),
         "framework": _named_from(framework, folder),
         "source": source,
         "factors": changed,
-    } | ({"unexplained": spread} if spread else {})
+    }
+    if unexplained:
+        error = float(f"{unexplained.log_error:.4g}")
+        document["unexplained"] = {"num_runs": unexplained.num_runs, "log_error": error}
+    return document
 
 
 def overlay_cluster(
